@@ -1,0 +1,335 @@
+"""GGUF models through llama.cpp's low-level API; the only importer of llama_cpp.
+
+Invariant: no native call is made on a file that wasn't checked, nor on a model that was closed;
+every return code is looked at, and after a failed pass the cache is back at its old length.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec import platform
+from edgespec.backends import LoadOptions
+from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
+from edgespec.errors import Cancelled, ConfigError, ContextFull, ModelError, RollbackError
+from edgespec.gguf import GGUFHeader, read_header
+from edgespec.session import CancelFlag, Logits, Model, TokenIds
+
+_BATCH = 512  # tokens in one llama_decode
+_MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no more than needed
+
+logger = logging.getLogger("edgespec.llama")
+
+
+class NativeModel:
+    """The weights. Frees the contexts made on it first, whoever is closed first."""
+
+    def __init__(self, path: Path, gpu_layers: int) -> None:
+        _start_backend()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        _log.errors.clear()
+        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            raise ModelError(f"llama.cpp can't load {path.name}: {_log.last_error()}")
+        self.handle = handle
+        self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
+        self._free = weakref.finalize(self, lib.llama_model_free, handle)
+
+    @property
+    def closed(self) -> bool:
+        return not self._free.alive
+
+    def close(self) -> None:
+        for session in list(self.sessions):
+            session.close()
+        self._free()
+
+
+class LlamaSession:
+    """A llama.cpp context with one sequence; see `Session`."""
+
+    def __init__(
+        self, model: NativeModel, name: str, context_size: int, threads: int, cancel: CancelFlag
+    ) -> None:
+        params = lib.llama_context_default_params()
+        params.n_ctx = context_size
+        params.n_batch = params.n_ubatch = min(_BATCH, context_size)
+        params.n_outputs_max = params.n_outputs_max_per_seq = min(_MAX_ROWS, context_size)
+        params.n_threads = params.n_threads_batch = threads
+        params.no_perf = True
+        params.swa_full = True  # a sliding window cut to size can't be rolled back
+        # libc's strlen as the callback, the flag's bytes as its string: see CancelFlag.
+        params.abort_callback = lib.ggml_abort_callback(platform.c_function("strlen"))
+        params.abort_callback_data = cancel.address
+        _log.errors.clear()
+        handle = lib.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise ModelError(
+                f"llama.cpp can't make a context of {context_size} tokens for {name}: "
+                f"{_log.last_error()}; try a smaller --ctx-size"
+            )
+        self.name = name
+        self.length = 0
+        self.context_size = int(lib.llama_n_ctx(handle))
+        self.vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
+        self.can_rollback = True
+        self._model = model  # keeps the weights while the context lives
+        self._cancel = cancel
+        self._abort_callback = params.abort_callback
+        self._handle = handle
+        self._memory = lib.llama_get_memory(handle)
+        self._max_rows = int(params.n_outputs_max)
+        self._batch = lib.llama_batch_init(int(params.n_batch), 0, 1)
+        self._tokens, self._positions, self._wanted = _batch_arrays(
+            self._batch, int(params.n_batch)
+        )
+        self._free = weakref.finalize(self, _free_context, handle, self._batch)
+        model.sessions.add(self)
+        self._probe_rollback()
+
+    def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+        """See `Session.forward`."""
+        self._check_open()
+        if not 1 <= num_logits <= len(tokens):
+            raise ValueError(f"{num_logits} rows asked of a pass over {len(tokens)} tokens")
+        if self.length + len(tokens) > self.context_size:
+            raise ContextFull(
+                f"{self.name} holds {self.context_size} tokens and {self.length + len(tokens)} "
+                "are needed: raise --ctx-size or shorten the text"
+            )
+        start = self.length
+        try:
+            return self._forward(tokens, num_logits)
+        except BaseException:
+            self._truncate(start)
+            raise
+
+    def _forward(self, tokens: Sequence[int] | TokenIds, num_logits: int) -> Logits:
+        first_row = len(tokens) - num_logits
+        parts: list[Logits] = []
+        begin = 0
+        while begin < len(tokens):
+            self._cancel.check()
+            end = min(begin + len(self._tokens), len(tokens))
+            if end > first_row:  # rows from here on: in one piece if they fit
+                if begin < first_row and num_logits <= self._max_rows < end - begin:
+                    end = min(end, first_row)
+                else:
+                    end = min(end, max(begin, first_row) + self._max_rows)
+            rows = max(0, end - max(begin, first_row))
+            self._decode(tokens[begin:end], rows)
+            if rows:
+                logits = self._logits(rows)
+                parts.append(logits.copy() if end < len(tokens) else logits)
+            begin = end
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)  # (num_logits, V)
+
+    def rollback(self, length: int) -> None:
+        """See `Session.rollback`."""
+        self._check_open()
+        if not 0 <= length <= self.length:
+            raise RollbackError(f"{self.name} can't go from {self.length} back to {length} tokens")
+        if length == self.length:
+            return
+        if not self._remove_from(length):
+            self._truncate(0)
+            raise RollbackError(f"{self.name} can't forget a part of its text")
+        self.length = length
+
+    def snapshot(self) -> bytes:
+        """See `Session.snapshot`."""
+        self._check_open()
+        size = lib.llama_state_seq_get_size(self._handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        lib.llama_state_seq_get_data(self._handle, state, size, 0)
+        return self.length.to_bytes(8, "little") + bytes(state)
+
+    def restore(self, state: bytes) -> None:
+        """See `Session.restore`."""
+        self._check_open()
+        data = (ctypes.c_uint8 * (len(state) - 8)).from_buffer_copy(state, 8)
+        self._truncate(0)
+        if not lib.llama_state_seq_set_data(self._handle, data, len(data), 0):
+            raise ModelError(f"{self.name} can't restore this snapshot: it is of another model")
+        self.length = int.from_bytes(state[:8], "little")
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._free()
+
+    def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
+        """One llama_decode; the last `rows` positions give logits."""
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        self._positions[:n] = np.arange(self.length, self.length + n)
+        self._wanted[: n - rows] = 0
+        self._wanted[n - rows : n] = 1
+        self._batch.n_tokens = n
+        code = lib.llama_decode(self._handle, self._batch)
+        if code == 0:
+            self.length += n
+        elif code == 2:
+            raise Cancelled("stopped in the middle of a pass")
+        elif code == 1:
+            raise ContextFull(f"{self.name} has no room for {n} more tokens: raise --ctx-size")
+        else:
+            raise ModelError(f"{self.name} failed in llama_decode ({code}): {_log.last_error()}")
+
+    def _logits(self, rows: int) -> Logits:
+        address = ctypes.cast(lib.llama_get_logits(self._handle), ctypes.c_void_p).value
+        if not address:
+            raise ModelError(f"{self.name} returned no logits")
+        floats = (ctypes.c_float * (rows * self.vocab_size)).from_address(address)
+        logits: Logits = np.frombuffer(memoryview(floats), np.float32)
+        return logits.reshape(rows, self.vocab_size)
+
+    def _truncate(self, length: int) -> None:
+        """Back to `length`, or to nothing where the model can't; never raises."""
+        if length and self._remove_from(length):
+            self.length = length
+        else:
+            lib.llama_memory_clear(self._memory, False)
+            self.length = 0
+
+    def _remove_from(self, length: int) -> bool:
+        """Forget positions from `length` on; whether that is what happened."""
+        removed = lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+        return bool(removed) and lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
+
+    def _probe_rollback(self) -> None:
+        """Try what speculation needs: a recurrent or hybrid model can't forget its last token."""
+        self.forward([0, 0], 1)
+        try:
+            self.rollback(1)
+        except RollbackError:
+            self.can_rollback = False
+        self._truncate(0)
+
+    def _check_open(self) -> None:
+        if not self._free.alive:
+            raise ModelError(f"{self.name} is closed")
+
+
+def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
+    """Check and open a GGUF file."""
+    header = read_header(path)
+    entries(header)
+    name = path.name
+    notes: list[str] = []
+    gpu = bool(lib.llama_supports_gpu_offload())
+    gpu_layers = options.gpu_layers
+    if gpu_layers is None:
+        gpu_layers = 999 if gpu else 0
+    elif gpu_layers and not gpu:
+        raise ConfigError(
+            "this llama.cpp was built without GPU support, so no layers can go there: leave "
+            "--gpu-layers out, or reinstall llama-cpp-python with its CMAKE_ARGS for your GPU"
+        )
+    native = NativeModel(path, gpu_layers)
+    try:
+        if lib.llama_model_has_encoder(native.handle):
+            raise ModelError(f"{name} is an encoder, not a model that continues text")
+        trained = int(lib.llama_model_n_ctx_train(native.handle))
+        context_size = options.context_size or min(trained, options.context_cap)
+        if context_size > trained:
+            notes.append(
+                f"{name} was trained on {trained} tokens; past them its answers may get worse"
+            )
+        threads = options.threads or platform.usable_cpus()
+        tokenizer = LlamaTokenizer(native, header, name)
+        session = LlamaSession(native, name, context_size, threads, cancel)
+    except BaseException:
+        native.close()
+        raise
+    if not session.can_rollback:
+        notes.append(f"{name} can't forget a part of its text, so it runs without speculation")
+    where = "GPU" if gpu_layers else f"CPU, {threads} thread{'s' * (threads != 1)}"
+    details = {"device": where, "gpu_build": gpu, "architecture": _text(header, "architecture")}
+    template = header.metadata.get("tokenizer.chat_template")
+    return LlamaModel(
+        name, session, tokenizer, str(template) if template else None, notes, details, native
+    )
+
+
+class LlamaModel(Model):
+    """A model whose weights are freed with it."""
+
+    def __init__(self, *fields: Any) -> None:
+        *rest, self._native = fields
+        super().__init__(*rest)
+
+    def close(self) -> None:
+        self._native.close()
+
+
+def _text(header: GGUFHeader, key: str) -> str:
+    return str(header.metadata.get(f"general.{key}", ""))
+
+
+def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:
+    """Numpy views of a batch's token, position and logits columns; one sequence for all."""
+    for i in range(size):
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = 0
+    return (
+        np.ctypeslib.as_array(batch.token, (size,)),
+        np.ctypeslib.as_array(batch.pos, (size,)),
+        np.ctypeslib.as_array(batch.logits, (size,)),
+    )
+
+
+def _free_context(handle: Any, batch: Any) -> None:
+    lib.llama_batch_free(batch)
+    lib.llama_free(handle)
+
+
+_LEVELS = {3: logging.INFO, 4: logging.WARNING}  # llama.cpp's warnings are mostly chatter
+_CONTINUED = 5
+
+
+class _NativeLog:
+    """Native log lines, as they come in pieces, to `logging`."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self._line = ""
+        self._level = logging.DEBUG
+        self.callback = lib.llama_log_callback(self._add)  # must outlive every native call
+
+    def last_error(self) -> str:
+        return self.errors[-1] if self.errors else "it gave no reason"
+
+    def _add(self, level: int, text: bytes, _: Any) -> None:
+        if level != _CONTINUED:
+            self._level = _LEVELS.get(level, logging.DEBUG)
+        self._line += text.decode("utf-8", "replace")
+        *lines, self._line = self._line.split("\n")
+        for line in filter(str.strip, lines):
+            if self._level >= logging.WARNING:
+                self.errors = [*self.errors[-8:], line.strip()]
+            logger.log(self._level, "%s", line.rstrip())
+
+
+_log = _NativeLog()
+_started = False
+
+
+def _start_backend() -> None:
+    global _started
+    if not _started:
+        lib.llama_log_set(_log.callback, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        # The interpreter is gone before the native libraries are: whatever they still say then
+        # goes to `abs`, which takes the level and ignores the rest.
+        silent = lib.llama_log_callback(platform.c_function("abs"))
+        weakref.finalize(_log, lib.llama_log_set, silent, ctypes.c_void_p(0))
+        _started = True

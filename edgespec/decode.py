@@ -1,0 +1,165 @@
+"""The loop: draft, check, commit, roll back. Token ids only.
+
+Invariants, after every round and however it ends: `target.length == len(tokens) - 1`, the newest
+token not being in the cache yet; and ids, text and cache end at the same token, because whatever
+ends the text cuts the round before it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from edgespec.drafters import Drafter
+from edgespec.planner import PLAIN, Outcome, Plan, Planner
+from edgespec.sampling import Sampler
+from edgespec.session import CachedSession, Logits, TokenBuffer
+from edgespec.text import Cut, FinishReason
+from edgespec.verify import NO_DRAFT, Draft, Verdict, verify_choices, verify_rejection
+
+Origin = Literal["accepted", "recovered", "bonus", "plain"]
+"""Where a token came from: an accepted draft token, the replacement of a rejected one, the extra
+token behind a fully accepted draft, or a round in which nothing was drafted."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft and one check: the tokens that were committed, and what it cost in seconds."""
+
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    drafter: str
+    drafted: int
+    accepted: int
+    draft_seconds: float
+    check_seconds: float
+    seconds: float
+    finish_reason: FinishReason | None = None
+
+
+def decode(
+    target: CachedSession,
+    tokens: TokenBuffer,
+    *,
+    sampler: Sampler,
+    planner: Planner,
+    drafters: Mapping[str, Drafter],
+    cut: Callable[[Sequence[int]], Cut],
+) -> Iterator[Round]:
+    """Extend `tokens` (the prompt, at least one token) in place, a round at a time.
+
+    The first round feeds the prompt and drafts nothing: the first token never waits for a drafter.
+    `cut` sees each round's tokens before they are committed and says how many stand. A full
+    context ends the text with the reason "context".
+    """
+    reason = cut(()).reason
+    if reason is not None:
+        yield Round((), (), "", 0, 0, 0.0, 0.0, 0.0, reason)
+        return
+    target.align(tokens.view)
+    first = True
+    while reason is None:
+        began = perf_counter()
+        pending = len(tokens) - target.length  # the whole prompt at first, then the newest token
+        room = target.room - pending
+        if room < 0:
+            yield Round((), (), "", 0, 0, 0.0, 0.0, 0.0, "context")
+            return
+        plan = PLAIN if first else planner.plan(len(tokens))
+        draft = propose(drafters, plan, tokens, room, sampler)
+        drafted_at = perf_counter()
+        rows = check(target, tokens, draft)  # (k+1, V)
+        checked_at = perf_counter()
+        verdict = verify(rows, draft, sampler, len(tokens), target.name)
+        new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)
+        keep, reason = commit(target, tokens, new, sampler, cut)
+        done = perf_counter()
+
+        origins = round_origins(draft, verdict)
+        yield Round(
+            new[:keep],
+            origins[:keep],
+            draft.drafter,
+            len(draft),
+            verdict.num_accepted,
+            drafted_at - began,
+            checked_at - drafted_at,
+            done - began,
+            reason,
+        )
+        if not first:
+            planner.observe(
+                Outcome(
+                    draft.drafter,
+                    len(draft),
+                    verdict.num_accepted,
+                    drafted_at - began,
+                    checked_at - drafted_at,
+                )
+            )
+        first = False
+
+
+def propose(
+    drafters: Mapping[str, Drafter], plan: Plan, tokens: TokenBuffer, room: int, sampler: Sampler
+) -> Draft:
+    """The plan's first drafter that has a guess, no longer than the target's cache has room for."""
+    lookahead = min(plan.lookahead, room)
+    if lookahead > 0:
+        for name in plan.drafters:
+            draft = drafters[name].propose(tokens.view, lookahead, sampler)
+            if draft:
+                return draft
+    return NO_DRAFT
+
+
+def check(target: CachedSession, tokens: TokenBuffer, draft: Draft) -> Logits:
+    """One pass over what the cache lacks and the draft; the rows that decide each draft token."""
+    pending = tokens.view[target.length :]
+    if draft:
+        pending_and_draft = [*pending.tolist(), *draft.tokens]
+        return target.forward(pending_and_draft, len(draft) + 1)  # (k+1, V)
+    return target.forward(pending, 1)  # (1, V)
+
+
+def verify(rows: Logits, draft: Draft, sampler: Sampler, position: int, model: str) -> Verdict:
+    """Apply the sampler's rule to the target's rows (k+1, V); row i decides `position + i`."""
+    if sampler.chooses:
+        return verify_choices(
+            draft.tokens,
+            lambda i: sampler.choose(rows[i], draft.tokens[:i], position + i, model=model),
+        )
+    return verify_rejection(
+        draft,
+        lambda i: sampler.distribution(rows[i], draft.tokens[:i], model=model),
+        sampler.rng,
+    )
+
+
+def commit(
+    target: CachedSession,
+    tokens: TokenBuffer,
+    new: Sequence[int],
+    sampler: Sampler,
+    cut: Callable[[Sequence[int]], Cut],
+) -> tuple[int, FinishReason | None]:
+    """Append what stands of a round, and cut the cache to match; how many stand, and the end."""
+    stands = cut(new)
+    keep = max(0, stands.keep)
+    tokens.extend(new[:keep])
+    if stands.keep < 0:  # a stop string that began rounds ago
+        tokens.truncate(len(tokens) + stands.keep)
+    sampler.commit(new[:keep])
+    target.rollback(min(target.length, len(tokens) - 1))
+    return keep, stands.reason
+
+
+def round_origins(draft: Draft, verdict: Verdict) -> tuple[Origin, ...]:
+    """The origin of each token that a round brought."""
+    if not draft:
+        return ("plain",)
+    origins: list[Origin] = ["accepted"] * verdict.num_accepted
+    origins.append("bonus" if verdict.num_accepted == len(draft) else "recovered")
+    return tuple(origins)

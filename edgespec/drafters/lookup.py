@@ -1,0 +1,86 @@
+"""The text so far drafts for itself: what followed the last time these words came up.
+
+Prompt lookup decoding (Saxena 2023), with an index instead of a scan. Invariant: the index holds,
+for every n-gram of `min_ngram` to `max_ngram` tokens that ended before the newest token, where it
+ended last. Keeping it costs the same for each token, however long the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.errors import ConfigError
+from edgespec.sampling import Sampler
+from edgespec.session import TokenBuffer, TokenIds, common_prefix
+from edgespec.verify import NO_DRAFT, Draft
+
+
+class LookupDrafter:
+    """Copies what followed the longest, and of those the most recent, match of the newest n-gram.
+
+    Its guesses are certain, so they are checked as a point mass.
+    """
+
+    name = "lookup"
+
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 8) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ConfigError(f"n-grams of {min_ngram} to {max_ngram} tokens make no sense")
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._ids = TokenBuffer()
+        self._last: dict[int, int] = {}  # hash of an n-gram -> where it ended last, exclusive
+        self._replaced: list[list[int | None]] = []  # by token: what its indexing overwrote
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Draft:
+        """See `Drafter.propose`."""
+        self._sync(tokens)
+        start = self._match()
+        if start is None or max_tokens <= 0:
+            return NO_DRAFT
+        # A match that runs into the end of the text repeats: continue it with its own copy.
+        followed = tokens[start : start + max_tokens].tolist()
+        period = len(tokens) - start
+        while len(followed) < max_tokens:
+            followed.append(followed[len(followed) - period])
+        return Draft(tuple(followed), None, self.name)
+
+    def close(self) -> None:
+        pass
+
+    def _match(self) -> int | None:
+        """Where the best earlier occurrence of the newest tokens ended, if there is one."""
+        return next((end for gram in self._grams() if (end := self._last.get(gram))), None)
+
+    def _sync(self, tokens: TokenIds) -> None:
+        """Make the index that of `tokens`, which mostly means to add the newest few."""
+        for _ in range(len(self._ids) - common_prefix(self._ids.view, tokens)):
+            self._forget()
+        for token in tokens[len(self._ids) :]:
+            if len(self._ids):
+                self._index()
+            self._ids.append(int(token))
+
+    def _index(self) -> None:
+        """Index the n-grams that end in the newest token, now that another follows it."""
+        grams = list(self._grams())
+        self._replaced.append([self._last.get(gram) for gram in grams])
+        self._last.update(dict.fromkeys(grams, len(self._ids)))
+
+    def _forget(self) -> None:
+        """Take the newest token back, and the n-grams that were indexed when it came."""
+        self._ids.truncate(len(self._ids) - 1)
+        if not len(self._ids):
+            return
+        for gram, before in zip(self._grams(), self._replaced.pop(), strict=True):
+            if before is None:
+                del self._last[gram]
+            else:
+                self._last[gram] = before
+
+    def _grams(self) -> Iterator[int]:
+        """The n-grams that end in the newest token, longest first, each as its 64-bit hash.
+
+        Two that share a hash would cost a bad guess, which the target rejects like any other.
+        """
+        ids = self._ids.view
+        return (hash(ids[-size:].tobytes()) for size in self._sizes if size <= len(ids))

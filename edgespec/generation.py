@@ -1,0 +1,219 @@
+"""One answer as it streams: chunks of text, then a result.
+
+Invariant: however it ends (on its own, cancelled, closed early or by an error), the runtime is free
+again, the cache agrees with the tokens, and what was shown is what the result holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from edgespec.decode import Origin, Round, decode
+from edgespec.drafters import Drafter
+from edgespec.errors import Busy, Cancelled
+from edgespec.metrics import Counters
+from edgespec.planner import Planner
+from edgespec.sampling import Sampler, SamplingParams
+from edgespec.session import CachedSession, CancelFlag, TokenBuffer
+from edgespec.text import FinishReason, TextStream
+from edgespec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New text, and the tokens that made it with where each came from.
+
+    A token whose text ends inside a character comes with the chunk that completes it.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole answer. `counters` has its figures: tokens per second, acceptance, by drafter."""
+
+    text: str
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    finish_reason: FinishReason
+    counters: Counters
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What one answer needs of a runtime; only one answer uses it at a time."""
+
+    target: CachedSession
+    tokenizer: Tokenizer
+    drafters: Mapping[str, Drafter]
+    planner: Planner
+    cancel: CancelFlag
+    lock: threading.Lock
+
+
+class Generation(Iterator[Chunk]):
+    """Iterate it for `Chunk`s; afterwards `result` holds the whole.
+
+    Nothing runs until the first chunk is asked for. `cancel` may be called from any thread: the
+    iteration then ends within a fraction of a second with the finish reason "cancelled".
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        on_finish: Callable[[Result], None] | None = None,
+    ) -> None:
+        self.notes = tuple(notes)
+        self.counters = Counters(prompt_tokens=len(prompt))
+        self._engine = engine
+        self._prompt = len(prompt)
+        self._tokens = TokenBuffer(prompt)
+        self._origins: list[Origin] = []
+        self._stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
+        self._sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
+        self._texts: list[str] = []
+        self._given = 0  # tokens handed out in chunks
+        self._cancelled = threading.Event()
+        self._running = False
+        self._result: Result | None = None
+        self._on_finish = on_finish
+        self._chunks = self._run()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    @property
+    def text(self) -> str:
+        """What was given out so far."""
+        return "".join(self._texts)
+
+    @property
+    def result(self) -> Result:
+        """The whole answer; runs to its end what hasn't run yet."""
+        for _ in self:
+            pass
+        if self._result is None:
+            raise Cancelled("this answer was closed before it began")
+        return self._result
+
+    def cancel(self) -> None:
+        """Stop soon, keeping what came; from any thread, at any time, any number of times."""
+        self._cancelled.set()
+        if self._running:
+            self._engine.cancel.set()
+
+    def close(self) -> None:
+        """Stop here: no further chunk comes, and what came is the result."""
+        self._chunks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> Generator[Chunk, None, None]:
+        engine = self._engine
+        if not engine.lock.acquire(blocking=False):
+            raise Busy(
+                "this runtime is in the middle of another answer: let that one finish, cancel it, "
+                "or open a second runtime"
+            )
+        reason: FinishReason = "cancelled"
+        try:
+            engine.cancel.clear()
+            self._running = True
+            began = perf_counter()
+            try:
+                for step in self._rounds():
+                    self._count(step, perf_counter() - began)
+                    self._origins = [*self._origins, *step.origins][: self._length]
+                    if step.finish_reason is not None:
+                        reason = step.finish_reason
+                        break
+                    if chunk := self._take():
+                        yield chunk
+            except Cancelled:
+                pass
+            self._stream.finish(reason)
+            if chunk := self._take():
+                yield chunk
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._on_finish = None  # a failed answer is no answer
+            raise
+        finally:
+            self._running = False
+            engine.cancel.clear()
+            engine.lock.release()
+            self._finish(reason)
+
+    def _rounds(self) -> Iterator[Round]:
+        engine = self._engine
+        if self._cancelled.is_set():
+            raise Cancelled("stopped before it began")
+        for step in decode(
+            engine.target,
+            self._tokens,
+            sampler=self._sampler,
+            planner=engine.planner,
+            drafters=engine.drafters,
+            cut=self._stream.cut,
+        ):
+            yield step
+            if self._cancelled.is_set():
+                raise Cancelled("stopped between rounds")
+
+    @property
+    def _length(self) -> int:
+        """Tokens of the answer that stand."""
+        return len(self._tokens) - self._prompt
+
+    def _take(self) -> Chunk | None:
+        text, count = self._stream.take()
+        if not text and not count:
+            return None
+        begin, self._given = self._given, self._given + count
+        ids = self._tokens.view[self._prompt :][begin : self._given]
+        self._texts.append(text)
+        return Chunk(text, tuple(ids.tolist()), tuple(self._origins[begin : self._given]))
+
+    def _count(self, step: Round, elapsed: float) -> None:
+        counters = self.counters
+        if counters.ttft_seconds is None:
+            counters.ttft_seconds = elapsed if step.tokens else None
+        else:
+            counters.rounds += 1
+            counters.decode_seconds += step.seconds
+            counters.draft_seconds += step.draft_seconds
+            counters.check_seconds += step.check_seconds
+            if step.drafted:
+                counters.add_draft(step.drafter, step.drafted, step.accepted)
+        counters.tokens = self._length
+
+    def _finish(self, reason: FinishReason) -> None:
+        tokens = tuple(self._tokens.view[self._prompt :].tolist())
+        self._result = Result(self.text, tokens, tuple(self._origins), reason, self.counters)
+        if self._on_finish is not None:
+            on_finish, self._on_finish = self._on_finish, None
+            on_finish(self._result)

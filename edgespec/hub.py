@@ -1,0 +1,134 @@
+"""Files of the Hugging Face hub, in the hub's own cache, through the hub's own client.
+
+Invariant: this is the only importer of huggingface_hub, and it imports it inside the functions:
+a run with local files doesn't pay for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgespec.errors import EdgespecError, FetchError
+from edgespec.registry import HubSource
+from edgespec.sources import Progress
+
+
+def cache_dir() -> Path:
+    """Where the hub's client keeps its files (HF_HOME or HF_HUB_CACHE move it)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def cached(source: HubSource) -> Path | None:
+    """The file in the hub's cache, or None; no network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source.repo, source.file, revision=source.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def checksum(path: Path) -> str | None:
+    """The SHA-256 that the hub gives for a cached file, where the cache has it.
+
+    The cache names a large file's blob by its SHA-256. Small files are named by another hash,
+    and where the cache can't use links (some Windows set-ups) the name isn't kept.
+    """
+    if not path.is_symlink():
+        return None
+    blob = path.readlink()  # this link only: a blob may itself link to elsewhere
+    return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def discard(path: Path) -> None:
+    """Drop a cached file that isn't what it should be, with the blob behind it."""
+    if path.is_symlink():
+        (path.parent / path.readlink()).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def download(source: HubSource, report: Progress) -> Path:
+    """Download into the hub's cache and return the file there. Raises FetchError."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        """Passes the client's counts on, and draws nothing."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.n += n or 0
+            report(int(self.n), self.total and int(self.total))
+            return None
+
+        def update_transfer(self, n: float) -> None:
+            """Its presence keeps the client from opening a second bar for the same bytes."""
+
+    try:
+        # Asked once first: the download itself tries for half a minute before it says "offline".
+        get_hf_file_metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
+        return Path(
+            hf_hub_download(source.repo, source.file, revision=source.revision, tqdm_class=Bar)
+        )
+    except EdgespecError:
+        raise  # from `report`: the caller stopped it
+    except Exception as error:  # its transport's own errors come through, and their names change
+        _raise(error, source)
+
+
+def _raise(error: Exception, source: HubSource) -> NoReturn:
+    from huggingface_hub import constants, errors
+
+    repo, endpoint = source.repo, constants.ENDPOINT
+    what = f"Can't download {source.file} from {repo}"
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    if isinstance(error, errors.GatedRepoError):
+        message = (
+            f"{repo} asks you to accept its licence first: do so at {endpoint}/{repo}, "
+            "run `hf auth login`, and try again."
+        )
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        message = (
+            f"There is no repository {repo} at {endpoint}, or it is private; check the name, or "
+            "run `hf auth login`."
+        )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        message = f"{repo} has no revision {source.revision}; check `revision` in the models file."
+    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        message = f"{repo} has no file {source.file}" + _near_files(source)
+    elif isinstance(cause, errors.OfflineModeIsEnabled):
+        message = f"{what}: HF_HUB_OFFLINE is set; unset it, or fetch the file another way."
+    elif isinstance(cause, errors.FileMetadataError):
+        message = f"{what}: {endpoint} doesn't answer like a hub; check HF_ENDPOINT or your proxy."
+    elif isinstance(cause, errors.HfHubHTTPError):
+        status = cause.response.status_code
+        message = f"{what}: {endpoint} answered {status}; try again later."
+    elif isinstance(error, OSError) and error.errno is not None:
+        raise error  # the disk, not the hub: `fetch` says so
+    elif "Consistency check" in str(error):
+        message = f"{what}: the download stopped early; try again."
+    else:
+        reason = str(cause or error).split("\n", 1)[0].rstrip(".")
+        message = f"{what}: {reason}; check your network connection, and that {endpoint} is up."
+    raise FetchError(message) from error
+
+
+def _near_files(source: HubSource) -> str:
+    """What to say after a missing file: the files with a similar name, if the hub tells them."""
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().list_repo_files(source.repo, revision=source.revision)
+    except Exception:  # a hint isn't worth a second error
+        return "; check `file` in the models file."
+    models = [file for file in files if file.endswith((".gguf", ".onnx"))]
+    close = difflib.get_close_matches(source.file, models, n=3, cutoff=0.5) or models[:5]
+    return f"; it has {', '.join(close)}." if close else "; it has no model file."

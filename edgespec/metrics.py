@@ -1,0 +1,71 @@
+"""What was drafted, accepted and spent, and the figures people read off it.
+
+Invariant: counters only grow and know no clock; every figure is derived from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DrafterCounts:
+    """One drafter's part."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of draft tokens that stood: accepted / drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+
+@dataclass
+class Counters:
+    """One answer's counters; times in seconds.
+
+    `rounds` and `decode_seconds` leave out the first round, which is the prompt's.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    ttft_seconds: float | None = None
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    check_seconds: float = 0.0
+    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
+
+    def add_draft(self, drafter: str, drafted: int, accepted: int) -> None:
+        counts = self.drafters.setdefault(drafter, DrafterCounts())
+        counts.rounds += 1
+        counts.drafted += drafted
+        counts.accepted += accepted
+
+    @property
+    def drafted(self) -> int:
+        return sum(d.drafted for d in self.drafters.values())
+
+    @property
+    def accepted(self) -> int:
+        return sum(d.accepted for d in self.drafters.values())
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The share of draft tokens that stood; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens per round, the recovered or bonus token included; the prompt's round left out."""
+        return (self.tokens - 1) / self.rounds if self.rounds and self.tokens else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of decoding alone: the first token belongs to the prompt."""
+        if self.tokens < 2 or self.decode_seconds <= 0:
+            return None
+        return (self.tokens - 1) / self.decode_seconds

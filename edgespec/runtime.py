@@ -1,0 +1,353 @@
+"""Text in, text out: a target, its drafters and conversations over them.
+
+Invariant: one answer at a time uses a runtime's caches. A second caller gets `Busy`, never a torn
+cache, and closing is safe from any thread and any number of times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgespec.backends import LoadOptions, load_model
+from edgespec.chat import (
+    FALLBACK_TEMPLATE,
+    ChatTemplate,
+    Message,
+    encode_chat,
+    fallback_template,
+)
+from edgespec.drafters import Drafter
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import ConfigError, ContextFull, ModelError
+from edgespec.generation import Engine, Generation, Result
+from edgespec.planner import FixedPlanner, Planner
+from edgespec.registry import ModelSpec, load_registry
+from edgespec.sampling import SamplingParams
+from edgespec.session import CachedSession, CancelFlag, Model
+from edgespec.tokenizer import check_same_tokens
+
+DEFAULT_LOOKAHEAD = 3
+"""Draft tokens a round where none is asked for."""
+
+DEFAULT_MAX_TOKENS = 1024
+"""The longest answer where none is asked for; small models can go on forever."""
+
+LOOKUP = "lookup"
+
+
+class Runtime:
+    """A target with its drafters, loaded and ready.
+
+    >>> with Runtime.open("smollm2") as runtime:      # doctest: +SKIP
+    ...     chat = runtime.conversation()
+    ...     for chunk in chat.send("Why is the sky blue?"):
+    ...         print(chunk.text, end="")
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafters: Sequence[Drafter] = (),
+        *,
+        lookahead: int = DEFAULT_LOOKAHEAD,
+        planner: Planner | None = None,
+        cancel: CancelFlag | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Take over loaded models; `Runtime.open` is the usual way.
+
+        `notes` are sentences the user should read; `self.notes` adds those of the models.
+        """
+        self.notes = [*target.notes, *notes]
+        if not target.session.can_rollback:
+            for drafter in drafters:
+                drafter.close()
+            drafters = ()
+        self.target = target
+        self.drafters = {drafter.name: drafter for drafter in drafters}
+        self._template = self._chat_template()
+        self._engine = Engine(
+            CachedSession(target.session),
+            target.tokenizer,
+            self.drafters,
+            planner or FixedPlanner(tuple(self.drafters), lookahead),
+            cancel or CancelFlag(),
+            threading.Lock(),
+        )
+        self._generation: Generation | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        pair: str | None = None,
+        *,
+        target: Path | str | None = None,
+        drafters: Sequence[str] | None = None,
+        lookahead: int = DEFAULT_LOOKAHEAD,
+        context_size: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        fetch: bool = True,
+    ) -> Self:
+        """Load a pair of the registry by name (None: the default pair), or model files.
+
+        Args:
+            pair: a name that `edgespec models` lists.
+            target: a model file instead of a pair.
+            drafters: "lookup" and model files, tried in this order; None takes the pair's own,
+                or "lookup" beside a `target` file. An empty list is plain decoding.
+            lookahead: draft tokens a round; 0 is plain decoding.
+            context_size: tokens the target's cache holds; None takes the model's own size, capped.
+            threads: CPU threads; None takes the CPUs this process may use.
+            gpu_layers: layers on the GPU; None takes all of them where the build can.
+            fetch: whether models that aren't here yet may be downloaded.
+
+        Raises:
+            EdgespecError: one sentence on what doesn't work: an unknown pair, a damaged file,
+                a drafter with other tokens, a download that failed.
+        """
+        if pair is not None and target is not None:
+            raise ConfigError("give a pair or a target file, not both")
+        target_path, named = _files(pair, target, drafters, fetch)
+        cancel = CancelFlag()
+        options = LoadOptions(context_size, threads=threads, gpu_layers=gpu_layers)
+        model = load_model(target_path, options, cancel)
+        loaded: list[Drafter] = []
+        notes: list[str] = []
+        try:
+            for name in named if lookahead else ():
+                if name == LOOKUP:
+                    loaded.append(LookupDrafter())
+                else:
+                    loaded.append(_model_drafter(model, Path(name), options, cancel, notes))
+            if len({drafter.name for drafter in loaded}) < len(loaded):
+                raise ConfigError("the same kind of drafter is named twice; name it once")
+            return cls(model, loaded, lookahead=lookahead, cancel=cancel, notes=notes)
+        except BaseException:
+            for drafter in loaded:
+                drafter.close()
+            model.close()
+            raise
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        on_finish: Callable[[Result], None] | None = None,
+    ) -> Generation:
+        """Continue a prompt: plain text (no template, no control tokens), or token ids.
+
+        Args:
+            prompt: at least one token.
+            sampling: how tokens are chosen.
+            max_tokens: the longest answer; None goes on until the context is full.
+            stop: texts that end the answer and don't belong to it.
+            notes: sentences to hand on with the answer.
+            on_finish: called with the result when the answer ends, unless it failed.
+
+        Raises:
+            ContextFull: the prompt alone fills the context.
+            Busy: on the first chunk, while another answer runs.
+        """
+        self._check_open()
+        ids = self._encode_text(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise ConfigError("the prompt is empty: give at least one token")
+        size = self.context_size
+        if len(ids) > size:
+            raise ContextFull(
+                f"the prompt has {len(ids)} tokens and the context holds {size}: shorten it or "
+                "raise --ctx-size"
+            )
+        self._generation = Generation(
+            self._engine,
+            ids,
+            sampling or SamplingParams(),
+            max_tokens=size if max_tokens is None else max_tokens,
+            stop=stop,
+            notes=notes,
+            on_finish=on_finish,
+        )
+        return self._generation
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """A chat with the model's own template; several may share one runtime."""
+        return Conversation(self, system)
+
+    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt that asks for the next answer, as token ids."""
+        self._check_open()
+        return encode_chat(self.target.tokenizer, self._template, messages)
+
+    @property
+    def context_size(self) -> int:
+        """Tokens the target's cache holds."""
+        return self.target.session.context_size
+
+    @property
+    def context_used(self) -> int:
+        """Tokens in the target's cache."""
+        return self.target.session.length
+
+    def cancel(self) -> None:
+        """Stop the running answer, from any thread; see `Generation.cancel`."""
+        if self._generation is not None:
+            self._generation.cancel()
+
+    def close(self) -> None:
+        """Stop what runs and free the models."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel()
+        with self._engine.lock:
+            for drafter in self.drafters.values():
+                drafter.close()
+            self.target.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("this runtime is closed: open another")
+
+    def _encode_text(self, text: str) -> list[int]:
+        tokenizer = self.target.tokenizer
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        return [*bos, *tokenizer.encode(text)]
+
+    def _chat_template(self) -> ChatTemplate:
+        tokenizer = self.target.tokenizer
+        source = self.target.template
+        if source is None:
+            source = fallback_template(tokenizer)
+            form = "ChatML" if source == FALLBACK_TEMPLATE else "a plain transcript"
+            self.notes.append(
+                f"{self.target.name} brings no chat template, so {form} is used; "
+                "a model that wasn't made for chat may ramble"
+            )
+        return ChatTemplate(source, bos_token=tokenizer.bos_text, eos_token=tokenizer.eos_text)
+
+
+class Conversation:
+    """Messages in turn. The cache keeps what the next turn's prompt has in common with this one."""
+
+    def __init__(self, runtime: Runtime, system: str | None = None) -> None:
+        self._runtime = runtime
+        self.system = system
+        self.messages: list[Message] = []
+
+    def send(
+        self,
+        text: str,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+    ) -> Generation:
+        """Ask, and stream the answer; both join `messages` when the answer ends.
+
+        An answer stopped before its first word, or one that failed, leaves `messages` as before.
+        Where the context is too small for all of them, the oldest turns are left out of the
+        prompt, and a note says so.
+        """
+        question = Message("user", text)
+
+        def finish(result: Result) -> None:
+            if result.text or result.finish_reason != "cancelled":
+                self.messages += [question, Message("assistant", result.text)]
+
+        prompt, notes = self._fit([*self.messages, question], max_tokens)
+        return self._runtime.generate(
+            prompt, sampling, max_tokens=max_tokens, stop=stop, notes=notes, on_finish=finish
+        )
+
+    def clear(self) -> None:
+        """Forget every message but the system prompt."""
+        self.messages.clear()
+
+    def _fit(self, messages: list[Message], max_tokens: int | None) -> tuple[list[int], list[str]]:
+        """The prompt with as many of the newest turns as leave room for an answer."""
+        size = self._runtime.context_size
+        reserve = min(size // 4, max_tokens or size)
+        head = [Message("system", self.system)] if self.system else []
+        dropped = 0
+        while True:
+            ids = self._runtime.encode_messages([*head, *messages[dropped:]])
+            if len(ids) + reserve <= size or dropped + 1 >= len(messages):
+                break
+            dropped += 2  # a question and its answer
+        notes = []
+        if dropped:
+            notes.append(
+                f"the oldest {dropped} messages no longer fit the context of {size} tokens and "
+                "were left out: /clear starts afresh, --ctx-size makes room"
+            )
+        return ids, notes
+
+
+def _files(
+    pair: str | None, target: Path | str | None, drafters: Sequence[str] | None, fetch: bool
+) -> tuple[Path, list[str]]:
+    """The target's file, and drafters as "lookup" or a file, fetched where needed."""
+    if target is not None:
+        return Path(target), [LOOKUP] if drafters is None else list(drafters)
+    spec = load_registry().pair(pair)
+    if drafters is not None:
+        named = list(drafters)
+    else:
+        named = [d if isinstance(d, str) else str(_local(d, fetch)) for d in spec.drafters]
+    return _local(spec.target, fetch), named
+
+
+def _local(spec: ModelSpec, fetch: bool) -> Path:
+    from edgespec import fetch as sources
+
+    path = sources.local_path(spec)
+    if path is None and not fetch:
+        raise ModelError(f"{spec.name} isn't on this machine: run `edgespec pull {spec.name}`")
+    return path or sources.fetch(spec)
+
+
+def _model_drafter(
+    target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
+) -> Drafter:
+    """A model as drafter, checked against its target."""
+    size = target.session.context_size
+    model = load_model(path, replace(options, context_size=None, context_cap=size), cancel)
+    try:
+        check_same_tokens(target.tokenizer, model.tokenizer)
+        if not model.session.can_rollback:
+            raise ModelError(
+                f"{model.name} can't draft, since it can't take back a guess (it is recurrent); "
+                "choose another drafter"
+            )
+    except BaseException:
+        model.close()
+        raise
+    if model.session.context_size < size:
+        notes.append(
+            f"{model.name} holds {model.session.context_size} tokens of the {size} that "
+            f"{target.name} holds: behind them the text goes on without its drafts"
+        )
+    return ModelDrafter(model)

@@ -1,0 +1,237 @@
+"""From a row of logits to a token: the sampling steps, in one order, for target and drafter alike.
+
+The order: penalties, logit bias, banned tokens, the user's own steps, temperature, top-k,
+typical-p, top-p, min-p. Invariant: what a step sees for a row is the committed tokens plus the
+draft tokens before that row, and nothing after. Temperature 0 is argmax and computes no softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.categorical import Categorical, top_ids
+from edgespec.errors import ConfigError, NumericalError
+from edgespec.noise import PositionNoise
+from edgespec.penalties import TokenCounts
+from edgespec.session import TokenIds
+
+Floats = npt.NDArray[np.floating[Any]]
+Rule = Literal["rejection", "reproducible"]
+
+Step = Callable[[Floats, TokenIds], Floats]
+"""A step of the user's own: logits (V,) float32, its to change, and the tokens so far -> logits.
+
+It must depend on nothing else, since it also runs on draft tokens that may not stand.
+"""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a token is chosen from the model's logits.
+
+    Attributes:
+        temperature: 0 always takes the likeliest token.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the fewest tokens whose probabilities reach this sum; 1 keeps all
+            (Holtzman et al. 2020, arXiv 1904.09751).
+        min_p: drop tokens less likely than this share of the likeliest (arXiv 2407.01082).
+        typical_p: keep the tokens closest to the expected surprise, up to this sum; 1 keeps all
+            (Meister et al. 2023, arXiv 2202.00666).
+        repetition_penalty: divides positive and multiplies negative logits of tokens that occurred
+            (Keskar et al. 2019, arXiv 1909.05858); 1 is off.
+        presence_penalty: subtracted from the logits of tokens that occurred.
+        frequency_penalty: subtracted once for each time that a token occurred.
+        penalty_window: how many of the newest tokens, prompt included, the penalties count;
+            0 counts all.
+        logit_bias: token id -> number added to its logit.
+        banned_tokens: token ids that never come out.
+        seed: makes a run repeatable. A seed alone selects the rule `reproducible`, since under
+            `rejection` the draws depend on how many tokens were drafted.
+        rule: `rejection` or `reproducible`; None chooses by the seed.
+        steps: the user's own, applied in order before the temperature.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_tokens: frozenset[int] = frozenset()
+    seed: int | None = None
+    rule: Rule | None = None
+    steps: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, name: str, what: str) -> None:
+            if not ok:
+                raise ConfigError(f"{name} must be {what}, not {getattr(self, name)!r}")
+
+        need(0 <= self.temperature < np.inf, "temperature", "0 or more")
+        need(self.top_k >= 0, "top_k", "0 (off) or more")
+        need(0 <= self.top_p <= 1, "top_p", "between 0 and 1")
+        need(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        need(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1")
+        need(0 < self.repetition_penalty < np.inf, "repetition_penalty", "above 0")
+        need(bool(np.isfinite(self.presence_penalty)), "presence_penalty", "a finite number")
+        need(bool(np.isfinite(self.frequency_penalty)), "frequency_penalty", "a finite number")
+        need(self.penalty_window >= 0, "penalty_window", "0 (all) or more")
+        need(self.seed is None or self.seed >= 0, "seed", "0 or more")
+        need(self.rule in (None, "rejection", "reproducible"), "rule", "rejection or reproducible")
+        for token, bias in self.logit_bias.items():
+            if not bias < np.inf:  # NaN too
+                raise ConfigError(f"logit_bias of token {token} must be below infinity, not {bias}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Sampler:
+    """The sampling steps over one text as it grows.
+
+    `width` is how many token ids may come out: logits behind it are a vocabulary's padding.
+    `ahead` in its methods are the draft tokens before the row in question.
+    """
+
+    def __init__(self, params: SamplingParams, width: int, tokens: Sequence[int] | TokenIds = ()):
+        self.params = params
+        self.width = width
+        self.rng = np.random.default_rng(params.seed)
+        by_seed: Rule = "rejection" if params.seed is None else "reproducible"
+        self.rule: Rule = params.rule or by_seed
+        seed = params.seed if params.seed is not None else int(self.rng.integers(2**63))
+        self._noise = PositionNoise(seed, width)
+        for what in (*params.logit_bias, *params.banned_tokens):
+            if not 0 <= what < width:
+                raise ConfigError(f"token {what} is not in the vocabulary (0 to {width - 1})")
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self._banned = np.fromiter(params.banned_tokens, np.int64)
+        self._past = TokenCounts(width, params.penalty_window, counting=params.penalised)
+        self._tracks_past = params.penalised or bool(params.steps)
+        self._adjusts = self._tracks_past or bool(params.logit_bias or params.banned_tokens)
+        self.commit(tokens)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a row has one right token: greedy, or noise that depends on position alone."""
+        return self.params.greedy or self.rule == "reproducible"
+
+    def commit(self, tokens: Sequence[int] | TokenIds) -> None:
+        """Count tokens that now stand."""
+        if self._tracks_past:
+            self._past.push(tokens)
+
+    def adjusted(self, row: Floats, ahead: Sequence[int] = ()) -> Floats:
+        """The logits (V,) after penalties, bias, bans and the user's steps."""
+        row = row[: self.width]
+        if not self._adjusts:
+            return row
+        row = row.copy()  # what a session returns is its own memory
+        params = self.params
+        if params.penalised:
+            ids, counts = self._past.counts(ahead)
+            fits = ids < len(row)
+            ids, counts = ids[fits], counts[fits]
+            logits = row[ids]
+            factor = params.repetition_penalty
+            logits = np.where(logits > 0, logits / factor, logits * factor)
+            row[ids] = logits - params.presence_penalty - params.frequency_penalty * counts
+        fits = self._bias_ids < len(row)  # a drafter may have fewer tokens than its target
+        row[self._bias_ids[fits]] += self._bias[fits]
+        row[self._banned[self._banned < len(row)]] = -np.inf
+        if params.steps:
+            past = self._past.tokens(ahead)
+            for step in params.steps:
+                row = step(row, past)
+        return row
+
+    def argmax(self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model") -> int:
+        """The likeliest token of a row; ties go to the lowest id."""
+        row = self.adjusted(row, ahead)
+        token = int(np.argmax(row))
+        _check_peak(float(row[token]), model)
+        return token
+
+    def distribution(
+        self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model"
+    ) -> Categorical:
+        """What the next token is drawn from, after every step; a point mass at temperature 0."""
+        params = self.params
+        row = self.adjusted(row, ahead)
+        peak = float(row.max())
+        _check_peak(peak, model)
+        if params.greedy:
+            return Categorical.point(int(np.argmax(row)))
+        if 0 < params.top_k < len(row):
+            ids = top_ids(row, params.top_k)
+            dist = Categorical(ids, _softmax(row[ids].astype(np.float64), peak, params.temperature))
+        else:
+            dist = Categorical(None, _softmax(row, peak, params.temperature))
+        if params.typical_p < 1:
+            dist = dist.typical(params.typical_p)
+        if params.top_p < 1:
+            dist = dist.nucleus(params.top_p)
+        if params.min_p > 0:
+            dist = dist.at_least(params.min_p)
+        return dist
+
+    def choose(
+        self, row: Floats, ahead: Sequence[int], position: int, *, model: str = "the model"
+    ) -> int:
+        """The one right token of a row at an absolute position; only where `chooses`."""
+        if self.params.greedy:
+            return self.argmax(row, ahead, model=model)
+        return self._noise.choose(self.distribution(row, ahead, model=model), position)
+
+    def pick(
+        self, row: Floats, ahead: Sequence[int], position: int, *, model: str = "the model"
+    ) -> tuple[int, Categorical | None]:
+        """A drafter's token, and the distribution it was drawn from (None where `chooses`)."""
+        if self.chooses:
+            return self.choose(row, ahead, position, model=model), None
+        dist = self.distribution(row, ahead, model=model)
+        return dist.draw(self.rng), dist
+
+
+def _softmax(logits: Floats, peak: float, temperature: float) -> Floats:
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to -inf, rightly
+        probs = (logits - peak) / np.asarray(temperature, dtype=logits.dtype)
+    np.exp(probs, out=probs)
+    probs /= probs.sum()
+    return probs
+
+
+def _check_peak(peak: float, model: str) -> None:
+    if np.isfinite(peak):
+        return
+    if peak == -np.inf:
+        raise NumericalError(
+            f"no token is left to choose from in the logits of {model}: every one is banned "
+            "or -inf; allow some"
+        )
+    raise NumericalError(
+        f"{model} returned {peak} in its logits: the file may be damaged or its numbers overflow "
+        "on this device; try another quantisation or --device cpu"
+    )

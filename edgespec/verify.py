@@ -1,0 +1,83 @@
+"""The acceptance rules: which draft tokens stand, and the token that follows them.
+
+Invariant: whatever was drafted, the tokens that come out are distributed as if each had been drawn
+from the target alone. Pure numpy, no session, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.categorical import Categorical
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Draft tokens (k,), each with the distribution it was drawn from.
+
+    `probs` is None for a deterministic guess: each token then counts as drawn from a point mass.
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: tuple[Categorical, ...] | None = None
+    drafter: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first `num_accepted` draft tokens stand; `next_token` follows them.
+
+    It is the *bonus* when every draft token was accepted, else the *recovered* token.
+    """
+
+    num_accepted: int
+    next_token: int
+
+
+def verify_choices(draft_tokens: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+    """Accept draft tokens while they are what the target itself chooses.
+
+    `choose(i)` is the target's own token at row i, given the draft tokens before i: its argmax, or
+    a draw whose noise depends on the position alone. It is asked for no row behind the first
+    disagreement.
+    """
+    for i, token in enumerate(draft_tokens):
+        chosen = choose(i)
+        if chosen != token:
+            return Verdict(i, chosen)
+    return Verdict(len(draft_tokens), choose(len(draft_tokens)))
+
+
+def verify_rejection(
+    draft: Draft, target_probs: Callable[[int], Categorical], rng: np.random.Generator
+) -> Verdict:
+    """Speculative sampling (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, 2302.01318).
+
+    Draft token x stands with probability min(1, target_probs[x] / draft_probs[x]). At the first
+    that doesn't, the recovered token comes from max(0, target_probs - draft_probs), normalised.
+    `target_probs(i)` is row i of (k+1, V); rows behind the first rejection are never asked for.
+    """
+    for i, token in enumerate(draft.tokens):
+        target = target_probs(i)
+        drafted = draft.probs[i] if draft.probs is not None else Categorical.point(token)
+        if rng.random() * drafted.prob(token) >= target.prob(token):
+            return Verdict(i, residual(target, drafted).draw(rng))
+    return Verdict(len(draft), target_probs(len(draft)).draw(rng))
+
+
+def residual(target: Categorical, drafted: Categorical) -> Categorical:
+    """max(0, target_probs - draft_probs), normalised; the target where nothing is left of it."""
+    rest = np.maximum(target.probs - drafted.probs_at(target.ids, len(target.probs)), 0)
+    total = float(rest.sum(dtype=np.float64))
+    if total <= 0.0:
+        return target
+    return Categorical(target.ids, rest / total)

@@ -1,0 +1,1 @@
+"""Turning checkpoints into files the runtime can load; installs as `edgespec.exporters`."""

@@ -1,0 +1,243 @@
+"""The loop on models without weights: what comes out, and its invariants after every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from fakes import FakeSession, PieceTokenizer, ScriptSession, fake_model
+
+from edgespec.decode import Round, decode
+from edgespec.drafters import Drafter
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.planner import FixedPlanner
+from edgespec.sampling import GREEDY, Sampler, SamplingParams
+from edgespec.session import CachedSession, TokenBuffer
+from edgespec.text import TextStream
+
+VOCAB = 16
+LETTERS = [bytes([97 + i]) for i in range(VOCAB)]
+PROMPT = [1, 2, 3, 4, 2, 3]
+
+
+def run(
+    session: FakeSession,
+    drafters: Sequence[Drafter] = (),
+    lookahead: int = 0,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    params: SamplingParams = GREEDY,
+    max_tokens: int = 40,
+    stop: Sequence[str] = (),
+    stop_ids: Sequence[int] = (),
+    pieces: Sequence[bytes] = LETTERS,
+) -> tuple[list[int], str, list[Round]]:
+    """Decode and check the loop's invariants after every round."""
+    target = CachedSession(session)
+    tokens = TokenBuffer(prompt)
+    stream = TextStream(PieceTokenizer(pieces, stop_ids), max_tokens=max_tokens, stop=stop)
+    rounds, text = [], ""
+    for step in decode(
+        target,
+        tokens,
+        sampler=Sampler(params, len(pieces), prompt),
+        planner=FixedPlanner([d.name for d in drafters], lookahead),
+        drafters={d.name: d for d in drafters},
+        cut=stream.cut,
+    ):
+        if step.finish_reason != "length" or step.tokens:
+            assert session.length == len(tokens) - 1 or step.finish_reason == "context"
+        assert session.cache == tokens.view[: session.length].tolist()
+        assert len(step.tokens) == len(step.origins)
+        rounds.append(step)
+        text += stream.take()[0]
+    return tokens.view[len(prompt) :].tolist(), text, rounds
+
+
+def model_drafter(**options: object) -> ModelDrafter:
+    return ModelDrafter(fake_model(FakeSession(VOCAB, **options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.2, 1.0])
+def test_greedy_equals_plain_with_a_model(lookahead: int, noise: float) -> None:
+    plain, _, _ = run(FakeSession(VOCAB))
+    got, _, rounds = run(FakeSession(VOCAB), [model_drafter(noise=noise)], lookahead)
+    assert got == plain
+    if noise == 0.0:  # a drafter equal to the target is never wrong
+        assert all(step.accepted == step.drafted for step in rounds)
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_equals_plain_with_lookup(lookahead: int, seed: int) -> None:
+    session = FakeSession(VOCAB, seed=seed, order=1)
+    plain, _, _ = run(FakeSession(VOCAB, seed=seed, order=1))
+    got, _, rounds = run(session, [LookupDrafter()], lookahead)
+    assert got == plain
+    assert sum(step.accepted for step in rounds) > 0  # order 1 falls into a cycle: lookup sees it
+
+
+def test_the_first_token_never_waits_for_the_drafter() -> None:
+    drafter = FakeSession(VOCAB)
+    target = FakeSession(VOCAB)
+    rounds = decode(
+        CachedSession(target),
+        TokenBuffer(PROMPT),
+        sampler=Sampler(GREEDY, VOCAB),
+        planner=FixedPlanner(["model"], 3),
+        drafters={"model": ModelDrafter(fake_model(drafter))},
+        cut=TextStream(PieceTokenizer(LETTERS), max_tokens=9).cut,
+    )
+    assert next(rounds).origins == ("plain",)
+    assert drafter.passes == []
+    next(rounds)
+    assert drafter.passes[0] == (len(PROMPT) + 1, 1)  # catches up in one batch
+
+
+def test_a_pass_asks_for_the_rows_it_needs() -> None:
+    session = FakeSession(VOCAB)
+    run(session, [model_drafter(noise=0.3)], 3)
+    assert session.passes[0] == (len(PROMPT), 1)
+    assert all(fed == rows <= 4 for fed, rows in session.passes[1:])
+
+
+def test_the_drafter_keeps_its_cache_between_rounds() -> None:
+    drafter = FakeSession(VOCAB, noise=0.3)
+    run(FakeSession(VOCAB), [ModelDrafter(fake_model(drafter))], 4)
+    assert all(fed <= 2 for fed, _ in drafter.passes[1:])
+
+
+def test_an_end_token_in_an_accepted_draft_cuts_the_round() -> None:
+    plain, _, _ = run(FakeSession(VOCAB))
+    end = plain[6]
+    until = plain[: plain.index(end)]
+    for lookahead in range(1, 9):
+        session = FakeSession(VOCAB)
+        got, text, rounds = run(session, [model_drafter()], lookahead, stop_ids=[end])
+        assert (got, rounds[-1].finish_reason) == (until, "end")
+        assert text == b"".join(LETTERS[t] for t in until).decode()
+        assert session.cache == [*PROMPT, *until][:-1]
+
+
+def test_a_stop_string_over_accepted_and_bonus_tokens() -> None:
+    script = [5, 6, 7, 8, 9, 10, 11]
+    pieces = [b"?"] * 5 + [b"one ", b"two ST", b"O", b"P three", b" four", b"five", b"six"]
+    for lookahead in range(9):
+        target = ScriptSession(script, len(PROMPT), 12)
+        drafter = ModelDrafter(fake_model(ScriptSession(script, len(PROMPT), 12)))
+        got, text, rounds = run(target, [drafter], lookahead, stop=["STOP"], pieces=pieces)
+        assert text == "one two "
+        assert got == [5, 6]  # token 6 holds text before the stop string
+        assert rounds[-1].finish_reason == "stop"
+        assert target.cache == [*PROMPT, 5]
+
+
+def test_end_comes_before_stop_string_before_limit() -> None:
+    pieces = [b"?"] * 5 + [b"a", b"b", b"c"]
+    for max_tokens, stop, stop_ids, reason in (
+        (2, ["b"], [6], "end"),
+        (2, ["b"], [], "stop"),
+        (2, [], [], "length"),
+    ):
+        target = ScriptSession([5, 6, 7], len(PROMPT), 8)
+        drafter = ModelDrafter(fake_model(ScriptSession([5, 6, 7], len(PROMPT), 8)))
+        _, _, rounds = run(
+            target, [drafter], 3, max_tokens=max_tokens, stop=stop, stop_ids=stop_ids, pieces=pieces
+        )
+        assert rounds[-1].finish_reason == reason
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7])
+def test_the_token_limit_is_exact(limit: int) -> None:
+    got, text, rounds = run(FakeSession(VOCAB), [model_drafter()], 4, max_tokens=limit)
+    assert len(got) == len(text) == limit
+    assert rounds[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 5])
+def test_the_context_fills_to_its_last_place(lookahead: int) -> None:
+    session = FakeSession(VOCAB, context_size=len(PROMPT) + 2)
+    got, _, rounds = run(session, [model_drafter()], lookahead)
+    plain, _, _ = run(FakeSession(VOCAB))
+    # Two more tokens fit into the cache; the newest needs no place.
+    assert got == plain[:3]
+    assert rounds[-1].finish_reason == "context"
+
+
+def test_a_drafter_with_a_smaller_context_falls_silent() -> None:
+    plain, _, _ = run(FakeSession(VOCAB))
+    got, _, rounds = run(FakeSession(VOCAB), [model_drafter(context_size=12)], 3)
+    assert got == plain
+    assert rounds[-1].drafted == 0
+    assert any(step.drafted for step in rounds)
+
+
+def test_padding_rows_never_come_out() -> None:
+    """Both fakes put 50.0 on every padding logit, so one look at them would show."""
+    for target_padding, drafter_padding in ((8, 3), (0, 5), (5, 0)):
+        plain, _, _ = run(FakeSession(VOCAB))
+        for params in (GREEDY, SamplingParams(top_k=0, top_p=1.0, seed=1)):
+            got, _, rounds = run(
+                FakeSession(VOCAB, padding=target_padding),
+                [model_drafter(padding=drafter_padding)],
+                3,
+                params=params,
+            )
+            assert max(got) < VOCAB
+            assert sum(step.accepted for step in rounds) == sum(step.drafted for step in rounds)
+            if params is GREEDY:
+                assert got == plain
+
+
+def test_a_failed_check_leaves_everything_as_before() -> None:
+    from edgespec.errors import NumericalError
+
+    session = FakeSession(VOCAB, name="broken.gguf")
+    target, tokens = CachedSession(session), TokenBuffer(PROMPT)
+    rounds = decode(
+        target,
+        tokens,
+        sampler=Sampler(GREEDY, VOCAB),
+        planner=FixedPlanner([], 0),
+        drafters={},
+        cut=TextStream(PieceTokenizer(LETTERS), max_tokens=9).cut,
+    )
+    next(rounds)
+    session.poison = float("nan")
+    before = tokens.view.tolist()
+    with pytest.raises(NumericalError, match=r"broken\.gguf"):
+        next(rounds)
+    assert tokens.view.tolist() == before
+
+
+def test_the_cache_is_reused_up_to_the_common_prefix() -> None:
+    session = FakeSession(VOCAB)
+    first, _, _ = run(session)
+    again = [*PROMPT, *first[:10], 7, 7]
+    session.passes.clear()
+    expected, _, _ = run(FakeSession(VOCAB), prompt=again)
+    target = CachedSession(session)
+    target._ids.extend(session.cache)  # what a runtime keeps between turns
+    tokens = TokenBuffer(again)
+    for _ in decode(
+        target,
+        tokens,
+        sampler=Sampler(GREEDY, VOCAB),
+        planner=FixedPlanner([], 0),
+        drafters={},
+        cut=TextStream(PieceTokenizer(LETTERS), max_tokens=40).cut,
+    ):
+        pass
+    assert tokens.view[len(again) :].tolist() == expected
+    assert session.passes[0] == (2, 1)
+
+
+def test_sampling_with_a_seed_is_repeatable() -> None:
+    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=7)
+    runs = [run(FakeSession(VOCAB), [model_drafter(noise=0.2)], 3, params=params) for _ in range(2)]
+    assert runs[0][0] == runs[1][0]
+    assert len(set(runs[0][0])) > 3
+    assert np.mean([step.accepted for step in runs[0][2]]) > 0

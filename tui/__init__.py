@@ -1,0 +1,1 @@
+"""The chat on a whole screen; installs as `edgespec.tui`."""
