@@ -26,16 +26,20 @@ token behind a fully accepted draft, or a round in which nothing was drafted."""
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and one check: the tokens that were committed, and what it cost in seconds."""
+    """One draft and one check: the tokens that were committed, and what it cost in seconds.
+
+    `fed` is how many tokens went through the target: the uncached prompt or one, and the draft.
+    """
 
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
-    drafter: str
-    drafted: int
-    accepted: int
-    draft_seconds: float
-    check_seconds: float
-    seconds: float
+    drafter: str = ""
+    fed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    check_seconds: float = 0.0
+    seconds: float = 0.0
     finish_reason: FinishReason | None = None
 
 
@@ -56,7 +60,7 @@ def decode(
     """
     reason = cut(()).reason
     if reason is not None:
-        yield Round((), (), "", 0, 0, 0.0, 0.0, 0.0, reason)
+        yield Round((), (), finish_reason=reason)
         return
     target.align(tokens.view)
     first = True
@@ -65,7 +69,7 @@ def decode(
         pending = len(tokens) - target.length  # the whole prompt at first, then the newest token
         room = target.room - pending
         if room < 0:
-            yield Round((), (), "", 0, 0, 0.0, 0.0, 0.0, "context")
+            yield Round((), (), finish_reason="context")
             return
         plan = PLAIN if first else planner.plan(len(tokens))
         draft = propose(drafters, plan, tokens, room, sampler)
@@ -81,13 +85,14 @@ def decode(
         yield Round(
             new[:keep],
             origins[:keep],
-            draft.drafter,
-            len(draft),
-            verdict.num_accepted,
-            drafted_at - began,
-            checked_at - drafted_at,
-            done - began,
-            reason,
+            drafter=draft.drafter,
+            fed=pending + len(draft),
+            drafted=len(draft),
+            accepted=verdict.num_accepted,
+            draft_seconds=drafted_at - began,
+            check_seconds=checked_at - drafted_at,
+            seconds=done - began,
+            finish_reason=reason,
         )
         if not first:
             planner.observe(

@@ -202,6 +202,7 @@ class Generation(Iterator[Chunk]):
         counters = self.counters
         if counters.ttft_seconds is None:
             counters.ttft_seconds = elapsed if step.tokens else None
+            counters.cached_tokens = counters.prompt_tokens - step.fed if step.fed else 0
         else:
             counters.rounds += 1
             counters.decode_seconds += step.seconds
