@@ -205,7 +205,7 @@ class Operations:
         pattern = self.text(pattern)
         fields = list(_FORMAT.finditer(pattern))
         widths = [width for field in fields for width in field.groups("")[1:3]]
-        if any(w == "*" or len(w) > 2 or int(w or 0) > _MAX_WIDTH for w in widths):
+        if any(w == "*" or int(w or 0) > _MAX_WIDTH for w in widths):
             raise TemplateError("The chat template formats to a width that is too large.")
         values = (*args, *kwargs.values())
         longest = max((len(self.text(value)) for value in values), default=0)

@@ -1,7 +1,7 @@
 """A distribution over token ids, kept as small as its support.
 
 Invariant: `probs` sums to 1 (up to rounding) and belongs to `ids` entry by entry; entries come
-likeliest first where `ids` is given, and in order of id where it is None.
+likeliest first where `ids` is given, and in order of id, zeros included, where it is None.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 
 _BLOCK = 512  # entries summed at a time when drawing from a whole vocabulary
+_FEW = 1024  # a support up to this is looked for by rank and kept sorted; above, sorting costs
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Categorical:
         probs, start = self.probs, 0
         u = rng.random()
         if len(probs) > 2 * _BLOCK:
-            sums = np.add.reduceat(probs, np.arange(0, len(probs), _BLOCK), dtype=np.float64)
-            block, u = _invert(np.cumsum(sums), u)
+            sums = np.add.reduceat(probs, np.arange(0, len(probs), _BLOCK))
+            block, u = _invert(np.cumsum(sums, dtype=np.float64), u)
             start = block * _BLOCK
             probs = probs[start : start + _BLOCK]
         at = start + _invert(np.cumsum(probs, dtype=np.float64), u)[0]
@@ -70,43 +71,56 @@ class Categorical:
 
     def nucleus(self, top_p: float) -> Categorical:
         """The fewest tokens whose probabilities reach `top_p`; always at least one."""
-        n = 64
-        while True:
-            ids, probs = self._likeliest(n)
-            reached = np.cumsum(probs, dtype=np.float64)
-            if reached[-1] >= top_p or n >= len(self.probs):
-                break
-            n *= 8
-        keep = int(np.searchsorted(reached, top_p)) + 1
-        return _normalised(ids[:keep], probs[:keep])
+        if self.ids is None:
+            return self._only(_first_to_reach(top_p, self.probs, self.probs))
+        keep = int(np.searchsorted(np.cumsum(self.probs), top_p)) + 1
+        return _normalised(self.ids[:keep], self.probs[:keep])
 
     def at_least(self, min_p: float) -> Categorical:
         """The tokens at least `min_p` times as likely as the likeliest."""
-        keep = np.flatnonzero(self.probs >= min_p * self.probs.max())
-        return self._only(keep)
+        return self._only(np.flatnonzero(self.probs >= min_p * self.probs.max()))
 
     def typical(self, mass: float) -> Categorical:
         """The tokens whose surprise is closest to the entropy, up to a sum of `mass`."""
         support = np.flatnonzero(self.probs > 0)
-        probs = self.probs[support].astype(np.float64)
+        probs = self.probs[support]
         surprise = -np.log(probs)
-        order = np.argsort(np.abs(surprise - probs @ surprise), kind="stable")
-        keep = int(np.searchsorted(np.cumsum(probs[order]), mass)) + 1
-        return self._only(support[order[:keep]])
-
-    def _likeliest(self, n: int) -> tuple[Ids, Floats]:
-        """The n likeliest, likeliest first."""
-        if self.ids is not None:
-            return self.ids[:n], self.probs[:n]
-        ids = top_ids(self.probs, n)
-        return ids, self.probs[ids]
+        entropy = (probs * surprise).sum()
+        return self._only(support[_first_to_reach(mass, probs, -abs(surprise - entropy))])
 
     def _only(self, keep: Ids) -> Categorical:
-        """Entries `keep` alone."""
+        """Entries `keep` (ascending) alone."""
+        if len(keep) == len(self.probs):
+            return self
         probs = self.probs[keep]
+        if self.ids is None and len(keep) > _FEW:  # sorting so many would cost more than it saves
+            dense = np.zeros_like(self.probs)
+            dense[keep] = probs / probs.sum()
+            return Categorical(None, dense)
         order = np.argsort(-probs, kind="stable")
         keep, probs = keep[order], probs[order]
         return _normalised(keep if self.ids is None else self.ids[keep], probs)
+
+
+def from_logits(logits: Floats, ids: Ids | None, peak: float, temperature: float) -> Categorical:
+    """softmax(logits / temperature) over `ids` (ascending; None: all) of the logits (V,).
+
+    `peak` is the largest logit; `temperature` is above 0.
+    """
+    # Unlikely ids underflow to 0, rightly, as all but the peak do at a tiny temperature.
+    with np.errstate(over="ignore", under="ignore"):
+        probs = logits - peak if ids is None else logits[ids].astype(np.float64) - peak
+        probs /= max(temperature, float(np.finfo(np.float32).tiny))
+        np.exp(probs, out=probs)
+        probs /= probs.sum()
+    if ids is None:
+        return Categorical(None, probs)
+    if len(ids) > _FEW:
+        dense = np.zeros_like(logits)
+        dense[ids] = probs
+        return Categorical(None, dense)
+    order = np.argsort(-probs, kind="stable")
+    return Categorical(ids[order], probs[order])
 
 
 def _normalised(ids: Ids, probs: Floats) -> Categorical:
@@ -115,27 +129,65 @@ def _normalised(ids: Ids, probs: Floats) -> Categorical:
 
 
 def _invert(cumulative: Floats, u: float) -> tuple[int, float]:
-    """The entry that u in [0, 1) falls in, and where inside it, again in [0, 1)."""
-    target = u * float(cumulative[-1])
+    """The entry that u in [0, 1] falls in, and where inside it, again in [0, 1]."""
+    total = float(cumulative[-1])
+    target = min(u * total, float(np.nextafter(total, 0)))  # the last entry may be impossible
     at = int(np.searchsorted(cumulative, target, side="right"))
     below = float(cumulative[at - 1]) if at else 0.0
     return at, (target - below) / (float(cumulative[at]) - below)
 
 
+def _first_to_reach(mass: float, probs: Floats, scores: Floats) -> Ids:
+    """The fewest entries, highest score first, whose probs reach `mass`; in order of position."""
+    n = len(probs)
+    few = top_ids(scores, min(n, _FEW))
+    reached = np.cumsum(probs[few], dtype=np.float64)
+    if reached[-1] >= mass or n <= _FEW:
+        return np.sort(few[: int(np.searchsorted(reached, mass)) + 1])
+    # Bisect for the score to stop at: sorting values alone is much cheaper than sorting positions.
+    ranked = np.sort(scores)  # lowest first
+    low, high = 0, n - _FEW  # entries from ranked[low] on reach the mass, those from high don't
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _sum_where(scores >= ranked[middle], probs) >= mass:
+            low = middle
+        else:
+            high = middle
+    keep = scores > ranked[low]
+    ties = np.flatnonzero(scores == ranked[low])
+    missing = mass - _sum_where(keep, probs)
+    keep[ties[: int(np.searchsorted(np.cumsum(probs[ties]), missing)) + 1]] = True
+    return np.flatnonzero(keep)
+
+
+def _sum_where(keep: npt.NDArray[np.bool_], probs: Floats) -> float:
+    return float((probs * keep).sum(dtype=np.float64))
+
+
 def top_ids(values: Floats, k: int) -> Ids:
-    """The positions of the k largest values, largest first, ties by position.
+    """The positions of the k largest values, largest first, ties by position."""
+    at = largest(values, k)
+    return at[np.argsort(-values[at], kind="stable")]
+
+
+def largest(values: Floats, k: int) -> Ids:
+    """The positions of the k largest values in order of position; of equal values the first.
 
     In a long row, the k-th largest of the maxima of disjoint blocks bounds the k-th largest value
-    from below, so all but a few values are dropped by one comparison instead of a sort.
+    from below, so all but a few values are dropped by one comparison instead of a selection.
     """
     n = len(values)
+    if k >= n:
+        return np.arange(n)
+    at, candidates = None, values
     blocks = n // 64
     if k < blocks:
         # Strided blocks (column j of 64 rows), since maxima down the columns are one SIMD sweep.
         maxima = values[: blocks * 64].reshape(64, blocks).max(axis=0)
-        bound = np.partition(maxima, blocks - k)[blocks - k]
-        candidates = np.flatnonzero(values >= bound)
-    else:
-        candidates = np.arange(n)
-    order = np.argsort(-values[candidates], kind="stable")[:k]
-    return candidates[order]
+        at = np.flatnonzero(values >= np.partition(maxima, blocks - k)[blocks - k])
+        candidates = values[at]
+    least = np.partition(candidates, len(candidates) - k)[len(candidates) - k]  # the k-th largest
+    keep = candidates > least
+    ties = np.flatnonzero(candidates == least)
+    keep[ties[: k - int(np.count_nonzero(keep))]] = True
+    return np.flatnonzero(keep) if at is None else at[keep]

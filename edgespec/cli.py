@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+            stream.reconfigure(errors="replace")  # what can't be read or shown becomes "?"
     args = _parser().parse_args(argv)
     try:
         return int(args.command(args))
@@ -68,12 +68,12 @@ def _run(args: argparse.Namespace) -> int:
         conversation = runtime.conversation(args.system)
         generation = conversation.send(prompt, sampling, max_tokens=args.max_tokens, stop=args.stop)
         say(*(f"note: {note}" for note in generation.notes))
+        completed = stream(generation, silent=args.json)
         if args.json:
-            print(json.dumps(as_json(generation.result)))
-            return 0
-        completed = stream(generation)
-        print(flush=True)
-        say(summary(generation.result))
+            print(json.dumps(as_json(generation.result)), flush=True)
+        else:
+            print(flush=True)
+            say(summary(generation.result))
         return 0 if completed else 130
 
 
@@ -160,6 +160,7 @@ def _open(args: argparse.Namespace) -> Runtime:
         context_size=args.ctx_size,
         threads=args.threads,
         gpu_layers=args.gpu_layers,
+        report=lambda what: print(f"{what}...", file=sys.stderr, flush=True),
     )
 
 
@@ -244,8 +245,9 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         help="draft at all (--no-draft is plain decoding)",
     )  # fmt: skip
     group.add_argument(
-        "--lookahead", type=_count, default=3, metavar="N", help="draft tokens a round (3)"
-    )
+        "--lookahead", type=_lookahead, default="auto", metavar="N|auto",
+        help="draft tokens a round; auto measures and plans (auto)",
+    )  # fmt: skip
     group.add_argument(
         "--ctx-size", type=_positive, metavar="N",
         help="tokens the context holds (default: the model's own, at most 8192)",
@@ -292,6 +294,10 @@ def _count(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is below 0")
     return value
+
+
+def _lookahead(text: str) -> int | str:
+    return text if text == "auto" else _count(text)
 
 
 def _positive(text: str) -> int:

@@ -7,10 +7,11 @@ the conversation.
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from edgespec.errors import EdgespecError
 from edgespec.figures import summary
@@ -34,54 +35,68 @@ def say(*lines: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
-def stream(generation: Generation) -> bool:
+def stream(generation: Generation, *, silent: bool = False) -> bool:
     """Print an answer as it comes; False if Ctrl+C stopped it."""
-    completed = True
-    chunks = _in_background(generation)
+    with _interrupts(generation) as stopped:
+        try:
+            for chunk in _in_background(generation):
+                if not silent:
+                    print(printable(chunk.text), end="", flush=True)
+        finally:
+            generation.cancel()  # stdout may be gone: don't go on computing for nobody
+        return not stopped.is_set()
+
+
+@contextmanager
+def _interrupts(generation: Generation) -> Iterator[threading.Event]:
+    """Within, Ctrl+C stops the answer and nothing else; a second one is what it always is."""
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+        generation.cancel()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    before = signal.signal(signal.SIGINT, stop)
     try:
-        while True:
-            try:
-                chunk = next(chunks, None)
-            except KeyboardInterrupt:
-                completed = False
-                generation.cancel()
-                continue
-            if chunk is None:
-                return completed
-            sys.stdout.write(printable(chunk.text))
-            sys.stdout.flush()
+        yield stopped
     finally:
-        generation.cancel()  # stdout may be gone: don't go on computing for nobody
+        signal.signal(signal.SIGINT, before)
 
 
-class _in_background(Iterator[Chunk]):  # noqa: N801 - used as a function
-    """Runs a generation in a thread, so that Ctrl+C is seen while native code runs."""
+def _in_background(generation: Generation) -> Iterator[Chunk]:
+    """Run a generation in a thread, so that Ctrl+C is seen while native code runs."""
+    chunks: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
 
-    def __init__(self, generation: Generation) -> None:
-        self._queue: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._fill, args=(generation,), daemon=True)
-        self._thread.start()
-
-    def _fill(self, generation: Generation) -> None:
+    def fill() -> None:
         end: BaseException | None = None
         try:
             for chunk in generation:
-                self._queue.put(chunk)
+                chunks.put(chunk)
         except BaseException as error:  # handed to the reader
             end = error
-        self._queue.put(end)
+        chunks.put(end)
 
-    def __next__(self) -> Chunk:
-        while True:
-            # Waiting without a limit can't be interrupted on Windows.
-            with suppress(queue.Empty):
-                item = self._queue.get(timeout=0.1)
-                if isinstance(item, Chunk):
-                    return item
-                self._thread.join()
-                if item is None:
-                    raise StopIteration
-                raise item
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    while True:
+        try:
+            item = chunks.get(
+                timeout=0.1
+            )  # waiting without a limit can't be interrupted on Windows
+        except queue.Empty:
+            continue
+        if isinstance(item, Chunk):
+            yield item
+            continue
+        thread.join()
+        if item is not None:
+            raise item
+        return
 
 
 def chat(runtime: Runtime, sampling: SamplingParams, *, system: str | None, max_tokens: int) -> int:
@@ -119,7 +134,10 @@ def chat(runtime: Runtime, sampling: SamplingParams, *, system: str | None, max_
         elif command.startswith("/") and command[1:].isalpha():
             say(f"There is no {command} here; /help lists what there is.")
         else:
-            last = _turn(conversation, line, sampling, max_tokens) or last
+            try:
+                last = _turn(conversation, line, sampling, max_tokens) or last
+            except KeyboardInterrupt:
+                say("", "stopped")
 
 
 def _turn(

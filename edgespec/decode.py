@@ -2,7 +2,8 @@
 
 Invariants, after every round and however it ends: `target.length == len(tokens) - 1`, the newest
 token not being in the cache yet; and ids, text and cache end at the same token, because whatever
-ends the text cuts the round before it is committed.
+ends the text cuts the round before it is committed. (A model that can't forget may end a text with
+more in its cache; it is never drafted for.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from time import perf_counter
 from typing import Literal
 
 from edgespec.drafters import Drafter
-from edgespec.planner import PLAIN, Outcome, Plan, Planner
+from edgespec.planner import Outcome, Planner
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Logits, TokenBuffer
 from edgespec.text import Cut, FinishReason
@@ -63,6 +64,7 @@ def decode(
         yield Round((), (), finish_reason=reason)
         return
     target.align(tokens.view)
+    planner.begin(len(tokens))
     first = True
     while reason is None:
         began = perf_counter()
@@ -71,12 +73,23 @@ def decode(
         if room < 0:
             yield Round((), (), finish_reason="context")
             return
-        plan = PLAIN if first else planner.plan(len(tokens))
-        draft = propose(drafters, plan, tokens, room, sampler)
+        draft = NO_DRAFT if first else planner.draft(drafters, tokens.view, room, sampler)
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()
         verdict = verify(rows, draft, sampler, len(tokens), target.name)
+        if not first:
+            planner.observe(
+                Outcome(
+                    draft,
+                    verdict.num_accepted,
+                    verdict.next_token,
+                    draft_seconds=drafted_at - began,
+                    check_seconds=checked_at - drafted_at,
+                    length=len(tokens),
+                    rows=rows,
+                )
+            )
         new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)
         keep, reason = commit(target, tokens, new, sampler, cut)
         done = perf_counter()
@@ -94,30 +107,7 @@ def decode(
             seconds=done - began,
             finish_reason=reason,
         )
-        if not first:
-            planner.observe(
-                Outcome(
-                    draft.drafter,
-                    len(draft),
-                    verdict.num_accepted,
-                    drafted_at - began,
-                    checked_at - drafted_at,
-                )
-            )
         first = False
-
-
-def propose(
-    drafters: Mapping[str, Drafter], plan: Plan, tokens: TokenBuffer, room: int, sampler: Sampler
-) -> Draft:
-    """The plan's first drafter that has a guess, no longer than the target's cache has room for."""
-    lookahead = min(plan.lookahead, room)
-    if lookahead > 0:
-        for name in plan.drafters:
-            draft = drafters[name].propose(tokens.view, lookahead, sampler)
-            if draft:
-                return draft
-    return NO_DRAFT
 
 
 def check(target: CachedSession, tokens: TokenBuffer, draft: Draft) -> Logits:
@@ -157,7 +147,7 @@ def commit(
     if stands.keep < 0:  # a stop string that began rounds ago
         tokens.truncate(len(tokens) + stands.keep)
     sampler.commit(new[:keep])
-    target.rollback(min(target.length, len(tokens) - 1))
+    target.cut(len(tokens) - 1)
     return keep, stands.reason
 
 

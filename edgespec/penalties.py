@@ -49,15 +49,15 @@ class TokenCounts:
 
     def _count(self, start: int, end: int, sign: int) -> None:
         """Move the end of the window between `start` and `end`: forth with 1, back with -1."""
-        ids = self._tokens.view
-        entering = ids[max(start, end - self._window) if self._window else start : end]
-        for token in entering:
-            if token < len(self._counts):
-                self._counts[token] += sign
-                if not self._is_seen[token]:
-                    self._is_seen[token] = True
-                    self._seen.append(int(token))
-        if self._window:
-            for token in ids[max(0, start - self._window) : min(start, max(0, end - self._window))]:
-                if token < len(self._counts):
-                    self._counts[token] -= sign
+        ids, window = self._tokens.view, self._window or end
+        self._add(ids[max(start, end - window) : end], sign)
+        self._add(ids[max(0, start - window) : min(start, max(0, end - window))], -sign)
+
+    def _add(self, ids: TokenIds, number: int) -> None:
+        if not len(ids):
+            return
+        ids = ids[ids < len(self._counts)]
+        np.add.at(self._counts, ids, number)
+        fresh = np.unique(ids[~self._is_seen[ids]])
+        self._is_seen[fresh] = True
+        self._seen.extend(fresh)

@@ -1,47 +1,50 @@
-"""Which drafter guesses next, and how many tokens: the seam between the loop and any policy.
+"""Which drafter guesses, how many tokens, or none: the seam between the loop and any policy.
 
-Invariant: a plan depends on what was seen before the round, never on a token already drawn in it.
+Invariant: whether one more token is drafted may depend on everything seen so far; a token once
+drawn is never taken back, since dropping it for what it is would bias what comes out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Ask `drafters` in this order for up to `lookahead` tokens, and take the first that answers.
-
-    No drafters, or a lookahead of 0, is plain decoding.
-    """
-
-    drafters: tuple[str, ...] = ()
-    lookahead: int = 0
-
-
-PLAIN = Plan()
+from edgespec.sampling import Sampler
+from edgespec.session import Logits, TokenIds
+from edgespec.verify import NO_DRAFT, Draft
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a round; times in seconds."""
+    """What came of a round: the draft, how much of it stood, what followed, and what it cost.
 
-    drafter: str
-    drafted: int
-    accepted: int
+    `rows` are the target's logits (k+1, V) of the round, valid during `observe` only; `length` is
+    that of the text before the round.
+    """
+
+    draft: Draft
+    num_accepted: int
+    next_token: int
     draft_seconds: float
     check_seconds: float
+    length: int
+    rows: Logits
 
 
 class Planner(Protocol):
-    """Chooses before each round, learns after it."""
+    """Drafts before each check, learns after it. The prompt's own round is none of its business."""
 
-    def plan(self, length: int) -> Plan:
-        """The plan for the next round of a text that is `length` tokens long."""
+    def begin(self, length: int) -> None:
+        """A new answer begins behind a prompt of `length` tokens."""
+        ...
+
+    def draft(
+        self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
+    ) -> Draft:
+        """A draft of at most `room` tokens to follow `tokens`, or an empty one."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
@@ -50,15 +53,26 @@ class Planner(Protocol):
 
 
 class FixedPlanner:
-    """The same drafters and lookahead in every round."""
+    """The same lookahead in every round, and the first drafter that has a guess."""
 
     def __init__(self, drafters: Sequence[str], lookahead: int) -> None:
         if lookahead < 0:
             raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
-        self._plan = Plan(tuple(drafters), lookahead) if drafters and lookahead else PLAIN
+        self._drafters = tuple(drafters)
+        self._lookahead = lookahead
 
-    def plan(self, length: int) -> Plan:
-        return self._plan
+    def begin(self, length: int) -> None:
+        pass
+
+    def draft(
+        self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
+    ) -> Draft:
+        lookahead = min(self._lookahead, room)
+        for name in self._drafters if lookahead > 0 else ():
+            draft = drafters[name].propose(tokens, lookahead, sampler)
+            if draft:
+                return draft
+        return NO_DRAFT
 
     def observe(self, outcome: Outcome) -> None:
         pass

@@ -28,10 +28,12 @@ def _cgroup_cpus(root: Path) -> float | None:
     """The CPU quota of this process's control group, in CPUs (Linux, versions 2 and 1)."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except (OSError, ValueError):
         return None
     quotas: list[float] = []
     for line in groups:
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             quotas += _quotas_upwards(root / "sys/fs/cgroup", path, "cpu.max", None)
@@ -80,6 +82,15 @@ def _windows_memory() -> int | None:
     status = Status(length=ctypes.sizeof(Status))
     kernel32 = ctypes.CDLL("kernel32")
     return int(status.total) if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+
+
+def cache_dir() -> Path:
+    """Where downloads and measurements are kept: EDGESPEC_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("EDGESPEC_CACHE"):
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
 def c_function(name: str) -> int:

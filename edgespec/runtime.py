@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
+from edgespec import cost_store
+from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, load_model
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
@@ -21,6 +23,7 @@ from edgespec.chat import (
     encode_chat,
     fallback_template,
 )
+from edgespec.costs import measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -32,8 +35,8 @@ from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model
 from edgespec.tokenizer import check_same_tokens
 
-DEFAULT_LOOKAHEAD = 3
-"""Draft tokens a round where none is asked for."""
+AUTO: Literal["auto"] = "auto"
+"""The lookahead that the planner chooses, round by round, from measured costs."""
 
 DEFAULT_MAX_TOKENS = 1024
 """The longest answer where none is asked for; small models can go on forever."""
@@ -55,14 +58,13 @@ class Runtime:
         target: Model,
         drafters: Sequence[Drafter] = (),
         *,
-        lookahead: int = DEFAULT_LOOKAHEAD,
         planner: Planner | None = None,
         cancel: CancelFlag | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         """Take over loaded models; `Runtime.open` is the usual way.
 
-        `notes` are sentences the user should read; `self.notes` adds those of the models.
+        `planner` None tries the drafters in order with a lookahead of 3; `notes` are sentences the user should read; `self.notes` adds those of the models.
         """
         self.notes = [*target.notes, *notes]
         if not target.session.can_rollback:
@@ -76,12 +78,10 @@ class Runtime:
             CachedSession(target.session),
             target.tokenizer,
             self.drafters,
-            planner or FixedPlanner(tuple(self.drafters), lookahead),
+            planner or FixedPlanner(tuple(self.drafters), 3),
             cancel or CancelFlag(),
             threading.Lock(),
         )
-        self._generation: Generation | None = None
-        self._closed = False
 
     @classmethod
     def open(
@@ -90,11 +90,12 @@ class Runtime:
         *,
         target: Path | str | None = None,
         drafters: Sequence[str] | None = None,
-        lookahead: int = DEFAULT_LOOKAHEAD,
+        lookahead: int | Literal["auto"] = AUTO,
         context_size: int | None = None,
         threads: int | None = None,
         gpu_layers: int | None = None,
         fetch: bool = True,
+        report: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Load a pair of the registry by name (None: the default pair), or model files.
 
@@ -103,11 +104,13 @@ class Runtime:
             target: a model file instead of a pair.
             drafters: "lookup" and model files, tried in this order; None takes the pair's own,
                 or "lookup" beside a `target` file. An empty list is plain decoding.
-            lookahead: draft tokens a round; 0 is plain decoding.
+            lookahead: draft tokens a round; 0 is plain decoding; "auto" measures what passes cost
+                on this machine, once in the time of some 40 tokens, and then plans each round.
             context_size: tokens the target's cache holds; None takes the model's own size, capped.
             threads: CPU threads; None takes the CPUs this process may use.
             gpu_layers: layers on the GPU; None takes all of them where the build can.
             fetch: whether models that aren't here yet may be downloaded.
+            report: told in a sentence what is being waited for.
 
         Raises:
             EdgespecError: one sentence on what doesn't work: an unknown pair, a damaged file,
@@ -129,7 +132,8 @@ class Runtime:
                     loaded.append(_model_drafter(model, Path(name), options, cancel, notes))
             if len({drafter.name for drafter in loaded}) < len(loaded):
                 raise ConfigError("the same kind of drafter is named twice; name it once")
-            return cls(model, loaded, lookahead=lookahead, cancel=cancel, notes=notes)
+            planner = _planner(model, loaded, lookahead, cancel, report)
+            return cls(model, loaded, planner=planner, cancel=cancel, notes=notes)
         except BaseException:
             for drafter in loaded:
                 drafter.close()
@@ -164,13 +168,16 @@ class Runtime:
         ids = self._encode_text(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ConfigError("the prompt is empty: give at least one token")
+        known = self.target.tokenizer.num_tokens
+        if not all(0 <= token < known for token in ids):
+            raise ConfigError(f"the prompt holds an id outside the vocabulary (0 to {known - 1})")
         size = self.context_size
         if len(ids) > size:
             raise ContextFull(
                 f"the prompt has {len(ids)} tokens and the context holds {size}: shorten it or "
                 "raise --ctx-size"
             )
-        self._generation = Generation(
+        return Generation(
             self._engine,
             ids,
             sampling or SamplingParams(),
@@ -179,7 +186,6 @@ class Runtime:
             notes=notes,
             on_finish=on_finish,
         )
-        return self._generation
 
     def conversation(self, system: str | None = None) -> Conversation:
         """A chat with the model's own template; several may share one runtime."""
@@ -202,15 +208,16 @@ class Runtime:
 
     def cancel(self) -> None:
         """Stop the running answer, from any thread; see `Generation.cancel`."""
-        if self._generation is not None:
-            self._generation.cancel()
+        running = self._engine.current
+        if running is not None:
+            running.cancel()
 
     def close(self) -> None:
         """Stop what runs and free the models."""
-        if self._closed:
-            return
-        self._closed = True
-        self.cancel()
+        self._engine.closed = True
+        running = self._engine.current
+        if running is not None:
+            running.close()
         with self._engine.lock:
             for drafter in self.drafters.values():
                 drafter.close()
@@ -228,7 +235,7 @@ class Runtime:
         self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._engine.closed:
             raise ModelError("this runtime is closed: open another")
 
     def _encode_text(self, text: str) -> list[int]:
@@ -304,6 +311,29 @@ class Conversation:
                 "were left out: /clear starts afresh, --ctx-size makes room"
             )
         return ids, notes
+
+
+def _planner(
+    target: Model,
+    drafters: Sequence[Drafter],
+    lookahead: int | Literal["auto"],
+    cancel: CancelFlag,
+    report: Callable[[str], None],
+) -> Planner:
+    """The planner for a lookahead; "auto" may have to measure first."""
+    if lookahead != AUTO:
+        return FixedPlanner([drafter.name for drafter in drafters], lookahead)
+    if not drafters or not target.session.can_rollback:
+        return FixedPlanner((), 0)
+    models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
+    key = cost_store.key(target, models)
+    costs = cost_store.load(key)
+    if costs is None:
+        report("measuring what passes of these models cost on this machine, once")
+        sessions = {name: model.session for name, model in models.items()}
+        costs = measure(target.session, sessions, check=cancel.check)
+        cost_store.save(key, costs)
+    return AdaptivePlanner(costs)
 
 
 def _files(

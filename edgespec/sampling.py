@@ -7,6 +7,7 @@ draft tokens before that row, and nothing after. Temperature 0 is argmax and com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.categorical import Categorical, top_ids
+from edgespec.categorical import Categorical, from_logits, largest
 from edgespec.errors import ConfigError, NumericalError
 from edgespec.noise import PositionNoise
 from edgespec.penalties import TokenCounts
@@ -117,7 +118,10 @@ class Sampler:
     def __init__(self, params: SamplingParams, width: int, tokens: Sequence[int] | TokenIds = ()):
         self.params = params
         self.width = width
-        self.rng = np.random.default_rng(params.seed)
+        # Another length, another stream: a seed that is used for each turn repeats no turn's draws.
+        self.rng = np.random.default_rng(
+            None if params.seed is None else (params.seed, len(tokens))
+        )
         by_seed: Rule = "rejection" if params.seed is None else "reproducible"
         self.rule: Rule = params.rule or by_seed
         seed = params.seed if params.seed is not None else int(self.rng.integers(2**63))
@@ -143,52 +147,61 @@ class Sampler:
         if self._tracks_past:
             self._past.push(tokens)
 
-    def adjusted(self, row: Floats, ahead: Sequence[int] = ()) -> Floats:
+    def adjusted(
+        self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model"
+    ) -> Floats:
         """The logits (V,) after penalties, bias, bans and the user's steps."""
         row = row[: self.width]
         if not self._adjusts:
             return row
+        _check_logits(float(row.max()), model)  # now, since a ban would hide a NaN
         row = row.copy()  # what a session returns is its own memory
         params = self.params
         if params.penalised:
             ids, counts = self._past.counts(ahead)
-            fits = ids < len(row)
+            fits = ids < len(row)  # a drafter may have fewer tokens than its target
             ids, counts = ids[fits], counts[fits]
             logits = row[ids]
             factor = params.repetition_penalty
             logits = np.where(logits > 0, logits / factor, logits * factor)
             row[ids] = logits - params.presence_penalty - params.frequency_penalty * counts
-        fits = self._bias_ids < len(row)  # a drafter may have fewer tokens than its target
+        fits = self._bias_ids < len(row)
         row[self._bias_ids[fits]] += self._bias[fits]
         row[self._banned[self._banned < len(row)]] = -np.inf
         if params.steps:
             past = self._past.tokens(ahead)
             for step in params.steps:
-                row = step(row, past)
+                row = _checked(step(row, past), len(row), step)
         return row
 
     def argmax(self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model") -> int:
         """The likeliest token of a row; ties go to the lowest id."""
-        row = self.adjusted(row, ahead)
-        token = int(np.argmax(row))
-        _check_peak(float(row[token]), model)
+        row = self.adjusted(row, ahead, model=model)
+        token = int(np.argmax(row))  # the first NaN, where there is one
+        self._check_peak(float(row[token]), model)
         return token
 
     def distribution(
         self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model"
     ) -> Categorical:
-        """What the next token is drawn from, after every step; a point mass at temperature 0."""
+        """What the next token is drawn from, after every step; a point mass at temperature 0.
+
+        Raises `NumericalError`, naming the model, on NaN or +inf and where no token is left.
+        """
         params = self.params
-        row = self.adjusted(row, ahead)
-        peak = float(row.max())
-        _check_peak(peak, model)
         if params.greedy:
-            return Categorical.point(int(np.argmax(row)))
+            return Categorical.point(self.argmax(row, ahead, model=model))
+        row = self.adjusted(row, ahead, model=model)
+        peak = float(row.max())
+        self._check_peak(peak, model)
         if 0 < params.top_k < len(row):
-            ids = top_ids(row, params.top_k)
-            dist = Categorical(ids, _softmax(row[ids].astype(np.float64), peak, params.temperature))
+            ids = largest(row, params.top_k)
+        elif params.min_p > 0 and params.top_p == 1 and params.typical_p == 1:
+            # Nothing needs the sum of all: cut before exponentiating.
+            ids = np.flatnonzero(row >= peak + params.temperature * math.log(params.min_p))
         else:
-            dist = Categorical(None, _softmax(row, peak, params.temperature))
+            ids = None
+        dist = from_logits(row, ids, peak, params.temperature)
         if params.typical_p < 1:
             dist = dist.typical(params.typical_p)
         if params.top_p < 1:
@@ -196,6 +209,22 @@ class Sampler:
         if params.min_p > 0:
             dist = dist.at_least(params.min_p)
         return dist
+
+    def _check_peak(self, peak: float, model: str) -> None:
+        """Of the logits that a token is chosen from."""
+        if np.isfinite(peak):
+            return
+        if peak == -np.inf:
+            raise NumericalError(
+                f"no token is left to choose from in the logits of {model}: every one is banned "
+                "or -inf; allow some"
+            )
+        if not self._adjusts:
+            _check_logits(peak, model)
+        raise NumericalError(
+            f"the penalties, biases or steps made {peak} of the logits of {model}: "
+            "use smaller numbers"
+        )
 
     def choose(
         self, row: Floats, ahead: Sequence[int], position: int, *, model: str = "the model"
@@ -215,23 +244,18 @@ class Sampler:
         return dist.draw(self.rng), dist
 
 
-def _softmax(logits: Floats, peak: float, temperature: float) -> Floats:
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to -inf, rightly
-        probs = (logits - peak) / np.asarray(temperature, dtype=logits.dtype)
-    np.exp(probs, out=probs)
-    probs /= probs.sum()
-    return probs
+def _checked(row: Floats, width: int, step: Step) -> Floats:
+    """What a step of the user's own returned, if it is a row."""
+    if not isinstance(row, np.ndarray) or row.shape != (width,) or row.dtype.kind != "f":
+        name = getattr(step, "__name__", repr(step))
+        raise ConfigError(f"the sampling step {name} must return an array of {width} logits")
+    return row
 
 
-def _check_peak(peak: float, model: str) -> None:
-    if np.isfinite(peak):
-        return
-    if peak == -np.inf:
+def _check_logits(peak: float, model: str) -> None:
+    """`peak` is the largest logit, NaN if any is."""
+    if not peak < np.inf:
         raise NumericalError(
-            f"no token is left to choose from in the logits of {model}: every one is banned "
-            "or -inf; allow some"
+            f"{model} returned {peak} in its logits: the file may be damaged or its numbers "
+            "overflow on this device; try another quantisation or --device cpu"
         )
-    raise NumericalError(
-        f"{model} returned {peak} in its logits: the file may be damaged or its numbers overflow "
-        "on this device; try another quantisation or --device cpu"
-    )

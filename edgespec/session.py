@@ -186,6 +186,14 @@ class CachedSession:
         self.session.rollback(length)
         self._ids.truncate(self.session.length)
 
+    def cut(self, length: int) -> None:
+        """Forget everything from `length` on, where the model can.
+
+        Where it can't, the cache keeps a token too many, and `align` sees whether that matters.
+        """
+        if self.session.can_rollback:
+            self.rollback(min(length, self.session.length))
+
 
 @dataclass
 class Model:

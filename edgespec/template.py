@@ -300,8 +300,10 @@ def _line(traceback: TracebackType | None, template: Template | None) -> int | N
 
 
 def _failure(e: Exception, line: int | None, marker: Marker | None = None) -> TemplateError:
-    if isinstance(e, RecursionError | MemoryError):
+    if isinstance(e, RecursionError):
         return TemplateError(_sentence("The chat template nests too deep", line))
+    if isinstance(e, MemoryError):
+        return TemplateError(_sentence("The chat template takes more memory than there is", line))
     said = str(e) or type(e).__name__
     said = marker.clean(said) if marker else said
     what = "has an error" if isinstance(e, TemplateSyntaxError) else "failed"

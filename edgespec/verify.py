@@ -19,11 +19,14 @@ class Draft:
     """Draft tokens (k,), each with the distribution it was drawn from.
 
     `probs` is None for a deterministic guess: each token then counts as drawn from a point mass.
+    `confidence` says how sure the drafter was of each token, on a scale of its own; a planner
+    learns what it is worth.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[Categorical, ...] | None = None
     drafter: str = ""
+    confidence: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -76,8 +79,19 @@ def verify_rejection(
 
 def residual(target: Categorical, drafted: Categorical) -> Categorical:
     """max(0, target_probs - draft_probs), normalised; the target where nothing is left of it."""
-    rest = np.maximum(target.probs - drafted.probs_at(target.ids, len(target.probs)), 0)
+    if target.ids is None and drafted.ids is not None:
+        rest = target.probs.copy()  # (V,)
+        fits = drafted.ids < len(rest)
+        ids = drafted.ids[fits]
+        rest[ids] = np.maximum(rest[ids] - drafted.probs[fits], 0)
+    else:
+        rest = target.probs - drafted.probs_at(target.ids, len(target.probs))
+        np.maximum(rest, 0, out=rest)
     total = float(rest.sum(dtype=np.float64))
     if total <= 0.0:
         return target
-    return Categorical(target.ids, rest / total)
+    rest /= total
+    if target.ids is None:
+        return Categorical(None, rest)
+    order = np.argsort(-rest, kind="stable")
+    return Categorical(target.ids[order], rest[order])

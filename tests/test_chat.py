@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -335,6 +336,21 @@ def test_a_number_that_could_be_part_of_a_token_is_still_a_number() -> None:
     assert bytes(encode_chat(tokenizer, template, user("5"))) == b"6"
 
 
+def test_odd_control_tokens() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.control_tokens = {"<s>": 300, "<s>+": 301, "xy": 302}
+    ids = encode_chat(
+        tokenizer, ChatTemplate("<s>+<s>xy{{ messages[0].content | lower }}"), user("XY")
+    )
+    assert ids == [301, 300, 302, *b"xy"]
+
+
+def test_a_needle_is_found_in_the_templates_own_words_too() -> None:
+    template = ChatTemplate("{{ ('</think>a' ~ messages[0].content).split('</think>') | tojson }}")
+    ids = encode_chat(ByteTokenizer(), template, user("b</think>c"))
+    assert shown(ids) == '["", "ab", "c"]'
+
+
 def test_a_control_token_of_one_character() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.control_tokens = {"§": 300}
@@ -514,6 +530,7 @@ BOMBS = {
     "powers of powers": "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * "
     "ns.n %}{% endfor %}",
     "tojson": "{{ [[[1] * 90] * 90] | tojson(indent=10**10) }}",
+    "separators": "{{ ([1] * 9000) | tojson(separators=['a' * 100000, ':']) }}",
     "output": LOOP + "a" * 100 + "{% endfor %}",
     "output in a macro": "{% macro f() %}" + LOOP + "a" * 9999
     + "{% endfor %}{% endmacro %}{{ f() }}",
@@ -525,18 +542,44 @@ BOMBS = {
     "a long expression": "{{ " + "1+" * 5000 + "1 }}",
     "deep blocks": "{% for i in [1] %}" * 300 + "{% endfor %}" * 300,
     "a long source": "a" * 300_000,
-    "a source of many parts": "{% set a = 1 %}" * 8000,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_takes_no_more_than_it_may(name: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(TemplateError) as caught:
-        ChatTemplate(BOMBS[name]).render(user("hi"))
-    assert time.monotonic() - started < 3  # the limit is 1 s; the rest is for a busy machine
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises(TemplateError) as caught:
+            ChatTemplate(BOMBS[name]).render(user("hi"))
+        taken, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken < 3  # the limit is 1 s; the rest is for a busy machine
+    assert peak < 300e6
     said = str(caught.value)
     assert said.startswith("The chat template ") and said.endswith(".") and "\n" not in said
+    assert "memory" not in said
+
+
+def test_a_source_of_many_parts_is_not_compiled() -> None:
+    with pytest.raises(TemplateError, match="more than 20000 parts"):
+        ChatTemplate("{% set a = 1 %}" * 7000)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nested loops", "more work than"), ("macros that fan out", "more work than"),
+        ("a deep list", "nests its values too deep"), ("deep recursion", "nests too deep"),
+        ("powers of powers", "number that is too large"), ("powers", "number that is too large"),
+        ("output", "larger than"), ("percent", "width"), ("range", "Range too big"),
+    ],
+)  # fmt: skip
+def test_what_stops_a_template_does_not_depend_on_the_clock(name: str, says: str) -> None:
+    limits = TemplateLimits(seconds=60, chars=20_000)
+    with pytest.raises(TemplateError, match=says):
+        ChatTemplate(BOMBS[name], limits=limits).render([])
 
 
 def test_limits_can_be_set_and_grow_with_the_conversation() -> None:

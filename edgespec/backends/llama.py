@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import threading
 import weakref
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +20,26 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import platform
-from edgespec.backends import LoadOptions
+from edgespec.backends import LoadOptions, fingerprint
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
-from edgespec.errors import Cancelled, ConfigError, ContextFull, ModelError, RollbackError
-from edgespec.gguf import GGUFHeader, read_header
+from edgespec.errors import (
+    Cancelled,
+    ConfigError,
+    ContextFull,
+    ModelError,
+    ModelFormatError,
+    RollbackError,
+)
+from edgespec.gguf import read_header
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 
 _BATCH = 512  # tokens in one llama_decode
 _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no more than needed
 
+_MAX_CONTEXT = 2**31 - 1  # a position is an int32
+
 logger = logging.getLogger("edgespec.llama")
+logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
 
 
 class NativeModel:
@@ -37,7 +50,7 @@ class NativeModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         _log.errors.clear()
-        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"llama.cpp can't load {path.name}: {_log.last_error()}")
         self.handle = handle
@@ -92,26 +105,28 @@ class LlamaSession:
         self._tokens, self._positions, self._wanted = _batch_arrays(
             self._batch, int(params.n_batch)
         )
-        self._free = weakref.finalize(self, _free_context, handle, self._batch)
+        self._lock = threading.Lock()  # held while native code uses the context
+        self._free = weakref.finalize(self, _free_context, handle, self._batch, self._lock, cancel)
         model.sessions.add(self)
         self._probe_rollback()
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """See `Session.forward`."""
-        self._check_open()
         if not 1 <= num_logits <= len(tokens):
             raise ValueError(f"{num_logits} rows asked of a pass over {len(tokens)} tokens")
-        if self.length + len(tokens) > self.context_size:
-            raise ContextFull(
-                f"{self.name} holds {self.context_size} tokens and {self.length + len(tokens)} "
-                "are needed: raise --ctx-size or shorten the text"
-            )
-        start = self.length
-        try:
-            return self._forward(tokens, num_logits)
-        except BaseException:
-            self._truncate(start)
-            raise
+        with self._lock:
+            self._check_open()
+            start = self.length
+            if start + len(tokens) > self.context_size:
+                raise ContextFull(
+                    f"{self.name} holds {self.context_size} tokens and {start + len(tokens)} "
+                    "are needed: raise --ctx-size or shorten the text"
+                )
+            try:
+                return self._forward(tokens, num_logits)
+            except BaseException:
+                self._truncate(start)
+                raise
 
     def _forward(self, tokens: Sequence[int] | TokenIds, num_logits: int) -> Logits:
         first_row = len(tokens) - num_logits
@@ -135,32 +150,42 @@ class LlamaSession:
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
-        self._check_open()
-        if not 0 <= length <= self.length:
-            raise RollbackError(f"{self.name} can't go from {self.length} back to {length} tokens")
-        if length == self.length:
-            return
-        if not self._remove_from(length):
-            self._truncate(0)
-            raise RollbackError(f"{self.name} can't forget a part of its text")
-        self.length = length
+        with self._lock:
+            self._check_open()
+            if not 0 <= length <= self.length:
+                raise RollbackError(
+                    f"{self.name} can't go from {self.length} back to {length} tokens"
+                )
+            if length == self.length:
+                return
+            if not self._remove_from(length):
+                self._truncate(0)
+                raise RollbackError(f"{self.name} can't forget a part of its text")
+            self.length = length
 
     def snapshot(self) -> bytes:
         """See `Session.snapshot`."""
-        self._check_open()
-        size = lib.llama_state_seq_get_size(self._handle, 0)
-        state = (ctypes.c_uint8 * size)()
-        lib.llama_state_seq_get_data(self._handle, state, size, 0)
-        return self.length.to_bytes(8, "little") + bytes(state)
+        with self._lock:
+            self._check_open()
+            size = lib.llama_state_seq_get_size(self._handle, 0)
+            state = (ctypes.c_uint8 * size)()
+            lib.llama_state_seq_get_data(self._handle, state, size, 0)
+            return self.length.to_bytes(8, "little") + bytes(state)
 
     def restore(self, state: bytes) -> None:
         """See `Session.restore`."""
-        self._check_open()
-        data = (ctypes.c_uint8 * (len(state) - 8)).from_buffer_copy(state, 8)
-        self._truncate(0)
-        if not lib.llama_state_seq_set_data(self._handle, data, len(data), 0):
-            raise ModelError(f"{self.name} can't restore this snapshot: it is of another model")
-        self.length = int.from_bytes(state[:8], "little")
+        length, data = int.from_bytes(state[:8], "little"), state[8:]
+        native = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        with self._lock:
+            self._check_open()
+            self._truncate(0)
+            done = lib.llama_state_seq_set_data(self._handle, native, len(data), 0)
+            if not done or lib.llama_memory_seq_pos_max(self._memory, 0) != length - 1:
+                self._truncate(0)
+                raise ModelError(
+                    f"{self.name} can't restore this snapshot: it is damaged or of another model"
+                )
+            self.length = length
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -169,11 +194,15 @@ class LlamaSession:
     def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
         """One llama_decode; the last `rows` positions give logits."""
         n = len(tokens)
-        self._tokens[:n] = tokens
+        try:
+            self._tokens[:n] = tokens
+        except OverflowError:
+            raise ModelError(f"{self.name} was given an id outside its vocabulary") from None
         self._positions[:n] = np.arange(self.length, self.length + n)
         self._wanted[: n - rows] = 0
         self._wanted[n - rows : n] = 1
         self._batch.n_tokens = n
+        _log.errors.clear()
         code = lib.llama_decode(self._handle, self._batch)
         if code == 0:
             self.length += n
@@ -225,6 +254,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     entries(header)
     name = path.name
     notes: list[str] = []
+    if options.context_size is not None and not 0 < options.context_size <= _MAX_CONTEXT:
+        raise ConfigError(f"no context can hold {options.context_size} tokens: --ctx-size")
     gpu = bool(lib.llama_supports_gpu_offload())
     gpu_layers = options.gpu_layers
     if gpu_layers is None:
@@ -239,6 +270,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         if lib.llama_model_has_encoder(native.handle):
             raise ModelError(f"{name} is an encoder, not a model that continues text")
         trained = int(lib.llama_model_n_ctx_train(native.handle))
+        if trained < 1:
+            raise ModelFormatError(f"{name} is damaged: it says it was trained on no tokens")
         context_size = options.context_size or min(trained, options.context_cap)
         if context_size > trained:
             notes.append(
@@ -253,7 +286,12 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     if not session.can_rollback:
         notes.append(f"{name} can't forget a part of its text, so it runs without speculation")
     where = "GPU" if gpu_layers else f"CPU, {threads} thread{'s' * (threads != 1)}"
-    details = {"device": where, "gpu_build": gpu, "architecture": _text(header, "architecture")}
+    details = {
+        "device": where,
+        "architecture": header.architecture,
+        "fingerprint": fingerprint(path),
+        "llama_cpp": version("llama-cpp-python"),
+    }
     template = header.metadata.get("tokenizer.chat_template")
     return LlamaModel(
         name, session, tokenizer, str(template) if template else None, notes, details, native
@@ -271,10 +309,6 @@ class LlamaModel(Model):
         self._native.close()
 
 
-def _text(header: GGUFHeader, key: str) -> str:
-    return str(header.metadata.get(f"general.{key}", ""))
-
-
 def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:
     """Numpy views of a batch's token, position and logits columns; one sequence for all."""
     for i in range(size):
@@ -287,9 +321,16 @@ def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:
     )
 
 
-def _free_context(handle: Any, batch: Any) -> None:
-    lib.llama_batch_free(batch)
-    lib.llama_free(handle)
+def _free_context(handle: Any, batch: Any, lock: threading.Lock, cancel: CancelFlag) -> None:
+    if not lock.acquire(blocking=False):  # another thread is in the middle of a pass: stop it
+        cancel.set()
+        lock.acquire()
+        cancel.clear()
+    try:
+        lib.llama_batch_free(batch)
+        lib.llama_free(handle)
+    finally:
+        lock.release()
 
 
 _LEVELS = {3: logging.INFO, 4: logging.WARNING}  # llama.cpp's warnings are mostly chatter
@@ -306,7 +347,7 @@ class _NativeLog:
         self.callback = lib.llama_log_callback(self._add)  # must outlive every native call
 
     def last_error(self) -> str:
-        return self.errors[-1] if self.errors else "it gave no reason"
+        return self.errors[0] if self.errors else "it gave no reason"  # the rest follow from it
 
     def _add(self, level: int, text: bytes, _: Any) -> None:
         if level != _CONTINUED:
@@ -315,7 +356,7 @@ class _NativeLog:
         *lines, self._line = self._line.split("\n")
         for line in filter(str.strip, lines):
             if self._level >= logging.WARNING:
-                self.errors = [*self.errors[-8:], line.strip()]
+                self.errors = [*self.errors[:8], line.strip()]
             logger.log(self._level, "%s", line.rstrip())
 
 

@@ -87,7 +87,6 @@ class LlamaTokenizer:
         # llama.cpp finds user-defined tokens in plain text too; one that ends the text must not be.
         unwanted = sorted((self._entry(i) for i in user_defined & self.stop_ids), key=len)
         self._unwanted = re.compile("|".join(map(re.escape, unwanted[::-1]))) if unwanted else None
-        self._buffer = ctypes.create_string_buffer(256)
         self._pieces: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -124,13 +123,13 @@ class LlamaTokenizer:
 
     def _piece(self, token: int) -> bytes:
         self._check_open()
-        size = lib.llama_token_to_piece(
-            self._vocab, token, self._buffer, len(self._buffer), 0, False
-        )
-        if size < 0:
-            self._buffer = ctypes.create_string_buffer(-size)
-            size = lib.llama_token_to_piece(self._vocab, token, self._buffer, -size, 0, False)
-        return self._buffer.raw[:size]
+        room = 256
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            size = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            if size >= 0:
+                return buffer.raw[:size]
+            room = -size
 
     def _entry(self, token: int | None) -> str:
         return "" if token is None else self._entries[token].decode("utf-8", "replace")

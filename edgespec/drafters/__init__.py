@@ -6,23 +6,39 @@ can be skipped for any number of rounds and never falls out of step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
 from edgespec.verify import Draft
 
+GoOn = Callable[[float], bool]
+"""Asked after each draft token, with the confidence in it: is another one worth its cost?"""
+
 
 class Drafter(Protocol):
-    """Guesses tokens that the target then checks."""
+    """Guesses tokens that the target then checks.
+
+    Attributes:
+        name: how figures and options call it.
+        free: whether a guess costs next to nothing, so that it may be had just to be judged.
+    """
 
     name: str
+    free: bool
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Draft:
+    def propose(
+        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+    ) -> Draft:
         """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)).
 
-        Returns an empty draft when it has none.
+        Returns an empty draft when it has none. `go_on` can end the draft early.
         """
+        ...
+
+    def owes(self, length: int) -> int:
+        """How many of `length` committed tokens it would have to read before its first guess."""
         ...
 
     def close(self) -> None:

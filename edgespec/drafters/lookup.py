@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgespec.drafters import GoOn
 from edgespec.errors import ConfigError
 from edgespec.sampling import Sampler
 from edgespec.session import TokenBuffer, TokenIds, common_prefix
@@ -22,6 +23,7 @@ class LookupDrafter:
     """
 
     name = "lookup"
+    free = True
 
     def __init__(self, min_ngram: int = 2, max_ngram: int = 8) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -31,25 +33,36 @@ class LookupDrafter:
         self._last: dict[int, int] = {}  # hash of an n-gram -> where it ended last, exclusive
         self._replaced: list[list[int | None]] = []  # by token: what its indexing overwrote
 
-    def propose(self, tokens: TokenIds, max_tokens: int, sampler: Sampler) -> Draft:
-        """See `Drafter.propose`."""
+    def propose(
+        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+    ) -> Draft:
+        """See `Drafter.propose`; the confidence is the length of the match, counting guesses."""
         self._sync(tokens)
-        start = self._match()
-        if start is None or max_tokens <= 0:
+        start, matched = self._match()
+        if not matched or max_tokens <= 0:
             return NO_DRAFT
         # A match that runs into the end of the text repeats: continue it with its own copy.
         followed = tokens[start : start + max_tokens].tolist()
         period = len(tokens) - start
         while len(followed) < max_tokens:
             followed.append(followed[len(followed) - period])
-        return Draft(tuple(followed), None, self.name)
+        confidence = tuple(float(matched + i) for i in range(max_tokens))
+        return Draft(tuple(followed), None, self.name, confidence)
+
+    def owes(self, length: int) -> int:
+        """Nothing: what it missed costs microseconds to index."""
+        return 0
 
     def close(self) -> None:
         pass
 
-    def _match(self) -> int | None:
-        """Where the best earlier occurrence of the newest tokens ended, if there is one."""
-        return next((end for gram in self._grams() if (end := self._last.get(gram))), None)
+    def _match(self) -> tuple[int, int]:
+        """Where the best earlier occurrence of the newest tokens ended, and its length; or 0, 0."""
+        for gram, size in self._grams():
+            end = self._last.get(gram)
+            if end is not None:
+                return end, size
+        return 0, 0
 
     def _sync(self, tokens: TokenIds) -> None:
         """Make the index that of `tokens`, which mostly means to add the newest few."""
@@ -62,7 +75,7 @@ class LookupDrafter:
 
     def _index(self) -> None:
         """Index the n-grams that end in the newest token, now that another follows it."""
-        grams = list(self._grams())
+        grams = [gram for gram, _ in self._grams()]
         self._replaced.append([self._last.get(gram) for gram in grams])
         self._last.update(dict.fromkeys(grams, len(self._ids)))
 
@@ -71,16 +84,16 @@ class LookupDrafter:
         self._ids.truncate(len(self._ids) - 1)
         if not len(self._ids):
             return
-        for gram, before in zip(self._grams(), self._replaced.pop(), strict=True):
+        for (gram, _), before in zip(self._grams(), self._replaced.pop(), strict=True):
             if before is None:
                 del self._last[gram]
             else:
                 self._last[gram] = before
 
-    def _grams(self) -> Iterator[int]:
-        """The n-grams that end in the newest token, longest first, each as its 64-bit hash.
+    def _grams(self) -> Iterator[tuple[int, int]]:
+        """The n-grams that end in the newest token, longest first: a 64-bit hash, and n.
 
         Two that share a hash would cost a bad guess, which the target rejects like any other.
         """
         ids = self._ids.view
-        return (hash(ids[-size:].tobytes()) for size in self._sizes if size <= len(ids))
+        return ((hash(ids[-size:].tobytes()), size) for size in self._sizes if size <= len(ids))

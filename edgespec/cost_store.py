@@ -1,0 +1,58 @@
+"""Measured costs on disk, one small file for each pair, machine and version.
+
+Invariant: a file that is missing, damaged or of another version is the same as none: the costs are
+measured again. Writing replaces the file in one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edgespec.costs import Costs
+from edgespec.platform import cache_dir
+from edgespec.session import Model
+
+_FORMAT = 1
+
+
+def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:
+    """What the costs depend on: model files, device, threads, versions."""
+    return {
+        "format": _FORMAT,
+        "target": target.details,
+        "drafters": {name: model.details for name, model in drafters.items()},
+        "machine": os.uname().machine if hasattr(os, "uname") else os.name,
+    }
+
+
+def load(key: Mapping[str, Any]) -> Costs | None:
+    """The costs kept for this key, if there are any."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads(_file(key).read_text("utf-8"))
+        if data["key"] == json.loads(json.dumps(key)):
+            return Costs.from_json(data["costs"])
+    return None
+
+
+def save(key: Mapping[str, Any], costs: Costs) -> None:
+    """Keep the costs; a disk that can't take them is no reason to fail."""
+    file = _file(key)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"key": key, "costs": costs.to_json()}), "utf-8")
+        part.replace(file)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _file(key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_dir() / "costs" / f"{digest[:16]}.json"

@@ -1,0 +1,66 @@
+"""What gets installed: the folders under their names, and models.toml, as wheel and editable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROBE = """
+import pathlib, sys
+import edgespec.exporters, edgespec.tui
+for name in ("backends.llama", "drafters.lookup", "runtime"):
+    # These import numpy, which isn't here.
+    file = pathlib.Path(edgespec.__file__).parent / (name.replace(".", "/") + ".py")
+    assert file.is_file(), file
+from edgespec.registry import load_registry, packaged_models_file
+print(packaged_models_file())
+print(load_registry(pathlib.Path(sys.argv[1])).default.name)
+for name in ("tui", "exporters"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    print("a top-level", name)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def install(folder: Path, *what: str) -> tuple[Path, list[str]]:
+    """Install into a clean venv, without what needs a compiler; the probe's lines."""
+    venv.create(folder / "venv", with_pip=True)
+    scripts = folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
+    python = scripts / "python"
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", *what], check=True, cwd=folder)
+    subprocess.run([*pip, "platformdirs"], check=True, cwd=folder)
+    empty = folder / "empty.toml"
+    empty.touch()
+    probe = subprocess.run(
+        [python, "-c", PROBE, empty], check=True, cwd=folder, capture_output=True, text=True
+    )
+    version = subprocess.run(
+        [scripts / "edgespec", "--version"], check=True, capture_output=True, text=True
+    )
+    assert version.stdout.startswith("edgespec ")
+    return folder / "venv", probe.stdout.splitlines()
+
+
+def test_a_wheel_holds_everything(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*build, "-w", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("edgespec-*.whl")
+    folder, (models, default, *rest) = install(tmp_path, str(wheel))
+    assert Path(models).is_relative_to(folder)
+    assert (default, rest) == ("smollm2", [])
+
+
+def test_an_editable_install_reads_the_tree(tmp_path: Path) -> None:
+    _, (models, default, *rest) = install(tmp_path, "-e", str(ROOT))
+    assert Path(models) == ROOT / "models.toml"
+    assert (default, rest) == ("smollm2", [])
