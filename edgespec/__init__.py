@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edgespec.generation import Chunk as Chunk
     from edgespec.generation import Generation as Generation
     from edgespec.generation import Result as Result
+    from edgespec.logprobs import LogprobsRequest as LogprobsRequest
+    from edgespec.logprobs import TokenLogprobs as TokenLogprobs
     from edgespec.runtime import Conversation as Conversation
     from edgespec.runtime import Runtime as Runtime
     from edgespec.sampling import SamplingParams as SamplingParams
@@ -30,9 +32,11 @@ _HOMES = {
     "Conversation": "runtime",
     "EdgespecError": "errors",
     "Generation": "generation",
+    "LogprobsRequest": "logprobs",
     "Result": "generation",
     "Runtime": "runtime",
     "SamplingParams": "sampling",
+    "TokenLogprobs": "logprobs",
 }
 __all__ = ["__version__", *_HOMES]
 

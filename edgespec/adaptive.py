@@ -1,7 +1,7 @@
 """The planner that measures: drafter and lookahead by expected tokens per second, or none.
 
 At each round every choice is worth its expected tokens less what its time could have earned
-otherwise: 1 + sum of reach probabilities - rate * seconds (Dinkelbach's form of maximising tokens
+otherwise: 1 + sum of reach probabilities - price * seconds (Dinkelbach's form of maximising tokens
 per second, 1967). Reach probabilities come from what each drafter's confidence proved to be worth.
 Invariant: parked, a model drafter costs nothing but its share of `PROBE_SHARE`; plain decoding is
 always one of the choices.
@@ -10,11 +10,11 @@ always one of the choices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.confidence import GAP_EDGES, MATCH_EDGES, Calibration, top2_gap
+from edgespec.confidence import GAP_EDGES, MATCH_EDGES, Calibration, Outlook, top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.planner import Outcome
@@ -22,21 +22,31 @@ from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
-MAX_LOOKAHEAD = MAX_TOKENS - 1
-PROBE_SHARE = 0.01
-"""The share of the time that may go into trying out a parked drafter."""
+import os as _os
+OPT = dict(kv.split("=") for kv in _os.environ.get("OPT", "").split(",") if kv)
+def opt(name, default):
+    return float(OPT.get(name, default))
 
-_HORIZON = 64  # tokens an answer is thought to go on at least, when a long read has to pay
-_OVERHEAD = 0.02  # a draft must promise this much over plain decoding, in tokens a round
+MAX_LOOKAHEAD = MAX_TOKENS - 1
+PROBE_SHARE = opt("probe", 0.01)
+"""The share of the time that may go into trying out a parked drafter."""
+REFERENCE_SHARE = opt("ref", 0.004)
+"""The share of the time that may go into plain rounds, to know what they cost just now."""
+
+_MARGIN = opt("margin", 0.02)  # a draft must promise this much over plain decoding, in tokens a round
+_FADE = opt("fade", 0.97)  # of a round's weight in the speed, for each round after it
 
 
 @dataclass
 class _Model:
     """What is known of a drafter that costs time."""
 
-    confidence: Calibration
-    signal: Calibration  # acceptance of its first guess by the target's own certainty
-    outlook: float = 0.7  # acceptance to be expected of a guess not made yet
+    confidence: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, (0.4, 0.97), fade=opt("cfade", 0.98)))
+    # Acceptance of its next guess, by the confidence of the one before.
+    after: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, (0.6, 0.8), fade=opt("cfade", 0.98)))
+    # Acceptance of its first guess, by the target's own certainty.
+    signal: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, (0.4, 0.95), fade=opt("sfade", 0.98)))
+    outlook: Outlook = field(default_factory=lambda: Outlook(opt("prior", 0.7), change=opt("change", 0.02)))
 
 
 class AdaptivePlanner:
@@ -50,11 +60,23 @@ class AdaptivePlanner:
         self._guesses: dict[str, Draft] = {}  # of free drafters, for this round
         self._owed = 0
         self._begun = 0  # length of the text when this answer began
-        self._probe_credit = 0.0  # seconds
+        self._answer = opt("answer", 200)  # tokens of an answer, in the mean
+        self._length = 0
+        self._tokens = self._time = 1.0  # recent ones, time in plain rounds
+        self._probe_credit = 0.0  # in plain rounds, like the next
+        self._reference_credit = 0.0
+        self._pace = costs.pace  # at the last plain round
 
     def begin(self, length: int) -> None:
         """A new answer begins behind `length` tokens."""
-        self._begun = length
+        if self._length > self._begun > 0:
+            self._answer += 0.3 * (self._length - self._begun - self._answer)
+        self._begun = self._length = length
+
+    @property
+    def speed(self) -> float:
+        """Tokens in the time of one plain round, of late."""
+        return self._tokens / self._time
 
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
@@ -65,133 +87,135 @@ class AdaptivePlanner:
         if longest <= 0:
             return NO_DRAFT
         length = len(tokens)
-        rate = self._rate(drafters, length)
-        best, best_value = NO_DRAFT, _OVERHEAD
-        chosen: tuple[Drafter, int] | None = None
+        check = self.costs.curve("check", length)
+        price = max(1.0, self.speed) / check[1]  # tokens that a second is worth
+        options: list[tuple[float, float, Drafter, int]] = []  # worth, what it must read first
         for name, drafter in drafters.items():
             if drafter.free:
-                guess = drafter.propose(tokens, longest, sampler)
-                self._guesses[name] = guess
-                value, size = self._worth_of(name, guess, rate, length)
-                if value > best_value:
-                    best, best_value, chosen = _first(guess, size), value, None
+                guess = self._guesses[name] = drafter.propose(tokens, longest, sampler)
+                if guess:
+                    value, size = self._worth_of(name, guess, price, check)
+                    options.append((value, 0.0, drafter, size))
             else:
-                value, size = self._worth_of_asking(drafter, longest, rate, length)
-                if value > best_value:
-                    best, best_value, chosen = NO_DRAFT, value, (drafter, size)
-        if not best and chosen is None:
-            chosen = self._probe(drafters, rate, length)
-        if chosen is None:
-            return best
-        drafter, _ = chosen
-        self._owed = drafter.owes(length)
-        return drafter.propose(
-            tokens, longest, sampler, self._go_on(drafter.name, longest, rate, length)
-        )
+                owed = drafter.owes(tokens)
+                value, arrears = self._worth_of_asking(name, longest, price, check, owed, length)
+                options.append((value, arrears, drafter, 0))
+        if not options:
+            return NO_DRAFT
+        share = self._share()
+        value, arrears, drafter, size = max(options, key=lambda o: o[0] - share * o[1])
+        if value - share * arrears > _MARGIN:
+            if self._wants_reference():
+                return NO_DRAFT
+        else:
+            value, arrears, drafter, size = max(options, key=lambda o: o[0] - o[1])
+            if opt("freeprobe", 1) == 0 and drafter.free: return NO_DRAFT
+            if arrears - value > self._probe_credit:
+                return NO_DRAFT
+            self._probe_credit -= max(0.0, arrears - value)
+        if drafter.free:
+            return _first(self._guesses[drafter.name], size)
+        self._owed = drafter.owes(tokens)
+        go_on = self._go_on(drafter.name, longest, price, length)
+        return drafter.propose(tokens, longest, sampler, go_on)
+
+    def _share(self) -> float:
+        """What part of a long read one round should pay for."""
+        horizon = max(self._answer, self._length - self._begun) * opt("hor", 1.0)
+        return max(1.0, self.speed) * 1.5 / max(16.0, horizon)
 
     def observe(self, outcome: Outcome) -> None:
         """See `Planner.observe`."""
         draft, stood, length = outcome.draft, outcome.num_accepted, outcome.length
-        self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
         came = (*draft.tokens[:stood], outcome.next_token)
         for name, guess in self._guesses.items():
             self._judge(self._match(name), guess, came)
         signal = top2_gap(outcome.rows[0]) if self._models else 0.0
+        cost = self.costs.seconds("check", len(draft) + 1, length)
         for name, model in self._models.items():
             if draft.drafter != name:
                 # Not asked: what its outlook would be, by what the target's certainty says.
-                model.outlook += 0.1 * (model.signal.rate(signal) - model.outlook)
+                model.outlook.learn(model.signal.rate(signal), opt("sigw", 1.0))
                 continue
+            cost += self.costs.draft(name, len(draft), min(2, self._owed), length)
             self.costs.observe_draft(name, len(draft), self._owed, length, outcome.draft_seconds)
             self._judge(model.confidence, draft, came)
             model.signal.learn(signal, stood > 0)
             for i in range(min(stood + 1, len(draft))):
-                model.outlook += 0.1 * (float(i < stood) - model.outlook)
-        spent = outcome.check_seconds + outcome.draft_seconds
-        self._probe_credit = min(self._probe_credit + PROBE_SHARE * spent, 100 * spent)
+                model.outlook.learn(float(i < stood), slow=opt("slow", 0.02))
+            for i in range(1, min(stood + 1, len(draft))):
+                model.after.learn(draft.confidence[i - 1], i < stood)
+        self._count(stood + 1, cost / self.costs.seconds("check", 1, length))
+        self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
+        if not draft:
+            self._pace = self.costs.pace
+        self._length = length + stood + 1
 
-    def _rate(self, drafters: Mapping[str, Drafter], length: int) -> float:
-        """Tokens per second that time earns elsewhere: plain, or with a model if that is better."""
-        rate = 1.0 / self.costs.seconds("check", 1, length)
-        for name, drafter in drafters.items():
-            if not drafter.free:
-                reach = np.cumsum(self._model(name).outlook ** np.arange(1, self._max + 1))
-                for k in range(1, self._max + 1):
-                    seconds = self.costs.draft(name, k, 2, length)
-                    seconds += self.costs.seconds("check", k + 1, length)
-                    rate = max(rate, (1 + float(reach[k - 1])) / seconds)
-        return rate
+    def _count(self, tokens: int, time: float) -> None:
+        """Take in a round's tokens and its time in plain rounds."""
+        self._tokens = self._tokens * _FADE + tokens
+        self._time = self._time * _FADE + time
+        self._probe_credit = self._probe_credit + PROBE_SHARE * time
+        self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
 
-    def _worth_of(self, name: str, guess: Draft, rate: float, length: int) -> tuple[float, int]:
+    def _wants_reference(self) -> bool:
+        """Whether to go without a draft once, to see what a plain round costs just now."""
+        loss = 1.0 - 1.0 / max(1.05, self.speed)
+        moved = opt("moved", 0.0) and abs(self.costs.pace - self._pace) > opt("moved", 0.0)
+        if self._reference_credit < loss and not moved:
+            return False
+        self._reference_credit -= loss
+        return True
+
+    def _worth_of(self, name: str, guess: Draft, price: float, check: Sequence[float]) -> tuple[float, int]:
         """The most that a first part of a guess in hand is worth over plain, and its size."""
-        best, size, gain, reach = 0.0, 0, 0.0, 1.0
-        plain = self.costs.seconds("check", 1, length)
-        calibration = self._match(name)
+        best, size, gain, reach = -np.inf, 0, 0.0, 1.0
+        rates = self._match(name)
         for i, confidence in enumerate(guess.confidence):
-            reach *= calibration.rate(confidence)
+            reach *= rates.rate(confidence)
             gain += reach
-            more = self.costs.seconds("check", i + 2, length) - plain
-            if gain - rate * more > best:
-                best, size = gain - rate * more, i + 1
+            value = gain - price * (check[i + 2] - check[1])
+            if value > best:
+                best, size = value, i + 1
         return best, size
 
     def _worth_of_asking(
-        self, drafter: Drafter, longest: int, rate: float, length: int
-    ) -> tuple[float, int]:
-        """The most that a draft yet to be made is worth over plain, and its size."""
-        owed = drafter.owes(length)
-        outlook = self._model(drafter.name).outlook
-        plain = self.costs.seconds("check", 1, length)
-        # Catching up is paid once and serves the rest of the answer, which is thought to go on
-        # for as long as it has so far.
-        arrears = self.costs.seconds(drafter.name, max(2, owed), length)
-        arrears -= self.costs.seconds(drafter.name, 2, length)
-        horizon = max(_HORIZON, length - self._begun)
-        best, size, gain = -np.inf, 0, 0.0
+        self, name: str, longest: int, price: float, check: Sequence[float], owed: int, length: int
+    ) -> tuple[float, float]:
+        """The most that a draft yet to be made is worth over plain; and what it has to read."""
+        outlook = self._model(name).outlook.rate
+        step = self.costs.curve(name, length)
+        usual = step[min(2, max(1, owed))]
+        arrears = self.costs.seconds(name, max(1, owed), length) - usual
+        best, gain, reach = -np.inf, 0.0, 1.0
         for k in range(1, longest + 1):
-            gain += outlook**k
-            seconds = self.costs.draft(drafter.name, k, min(2, owed), length)
-            seconds += self.costs.seconds("check", k + 1, length) - plain
-            value = gain - rate * (seconds + arrears * (1 + gain) / horizon)
-            if value > best:
-                best, size = value, k
-        return float(best), size
+            reach *= outlook
+            gain += reach
+            best = max(best, gain - price * (usual + (k - 1) * step[1] + check[k + 1] - check[1]))
+        return float(best), price * arrears
 
-    def _go_on(self, name: str, longest: int, rate: float, length: int) -> GoOn:
+    def _go_on(self, name: str, longest: int, price: float, length: int) -> GoOn:
         """Whether to draft one more, by the confidence of each token drawn so far."""
         model = self._model(name)
+        outlook = model.outlook.rate
         step = self.costs.seconds(name, 1, length)
-        checks = [self.costs.seconds("check", n, length) for n in range(1, longest + 2)]
+        check = self.costs.curve("check", length)
         drafted, reach = 0, 1.0
 
         def go_on(confidence: float) -> bool:
             nonlocal drafted, reach
             drafted += 1
             reach *= model.confidence.rate(confidence)
+            first = model.after.rate(confidence) if opt("after", 0) else outlook
             gain, hope = 0.0, reach
             for more in range(1, longest - drafted + 1):
-                hope *= model.outlook
+                hope *= first if more == 1 else outlook
                 gain += hope
-                if gain > rate * (more * step + checks[drafted + more] - checks[drafted]):
+                if gain > price * (more * step + check[drafted + more + 1] - check[drafted + 1]):
                     return True
             return False
 
         return go_on
-
-    def _probe(
-        self, drafters: Mapping[str, Drafter], rate: float, length: int
-    ) -> tuple[Drafter, int] | None:
-        """A parked drafter to try, when the time set aside for it covers the likely loss."""
-        for name, drafter in drafters.items():
-            if not drafter.free:
-                seconds = self.costs.draft(name, 1, drafter.owes(length), length)
-                seconds += self.costs.seconds("check", 2, length)
-                seconds -= self.costs.seconds("check", 1, length)
-                loss = seconds - self._model(name).outlook / rate
-                if loss <= self._probe_credit:
-                    self._probe_credit -= max(loss, 0.0)
-                    return drafter, 1
-        return None
 
     def _judge(self, calibration: Calibration, guess: Draft, came: Sequence[int]) -> None:
         """Learn how far a guess agreed with what came, used or not."""
@@ -201,13 +225,10 @@ class AdaptivePlanner:
                 break
 
     def _model(self, name: str) -> _Model:
-        if name not in self._models:
-            confidence = Calibration(GAP_EDGES, (0.4, 0.97))
-            self._models[name] = _Model(confidence, Calibration(GAP_EDGES, (0.4, 0.95)))
-        return self._models[name]
+        return self._models.get(name) or self._models.setdefault(name, _Model())
 
     def _match(self, name: str) -> Calibration:
-        return self._matches.setdefault(name, Calibration(MATCH_EDGES, (0.3, 0.9)))
+        return self._matches.setdefault(name, Calibration(MATCH_EDGES, (0.3, 0.9), fade=opt("mfade", 0.98)))
 
 
 def _first(draft: Draft, size: int) -> Draft:

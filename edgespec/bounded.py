@@ -79,11 +79,14 @@ class Meter:
             self.allow(len(value))
             self.spend(len(value))
             return len(value), 0
-        total = deepest = 0
+        total = deepest = looked = 0
         stack: list[tuple[Any, int]] = [(value, 0)]
         while stack:
             item, depth = stack.pop()
             total += 1
+            looked += 1
+            if looked % 4096 == 0:
+                self.spend(0)  # a large value takes long enough to look at the clock
             deepest = max(deepest, depth)
             if isinstance(item, str):
                 total += len(item)

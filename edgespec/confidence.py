@@ -1,11 +1,12 @@
 """What a confidence is worth: how often guesses of about this confidence stand.
 
 Invariant: rates come from outcomes alone, newer ones counting more; where there are few, from the
-rates of the neighbouring confidences.
+prior.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,24 +41,51 @@ class Calibration:
         strength: float = 4.0,
         fade: float = 0.98,
     ) -> None:
-        self._edges = np.asarray(edges)
+        self._edges = tuple(edges)
         levels = len(edges) + 1
         self._fade = fade
         # Counts that stand for the prior; they fade as outcomes come, like older outcomes.
-        self._total = np.full(levels, strength)
-        self._stood = strength * np.linspace(*prior, levels)
-
-    def level(self, confidence: float) -> int:
-        """The level a confidence belongs to."""
-        return int(np.searchsorted(self._edges, confidence))
+        self._total = [strength] * levels
+        self._stood = [strength * float(rate) for rate in np.linspace(*prior, levels)]
 
     def rate(self, confidence: float) -> float:
         """How likely a guess of this confidence stands, if those before it do."""
-        level = self.level(confidence)
-        return float(self._stood[level] / self._total[level])
+        level = bisect_left(self._edges, confidence)
+        return self._stood[level] / self._total[level]
 
     def learn(self, confidence: float, stood: bool) -> None:
         """Take in one outcome."""
-        level = self.level(confidence)
+        level = bisect_left(self._edges, confidence)
         self._total[level] = self._total[level] * self._fade + 1
         self._stood[level] = self._stood[level] * self._fade + stood
+
+
+class Outlook:
+    """How likely guesses not made yet will stand, in a text that changes its kind now and then.
+
+    A belief over acceptance rates (a hidden Markov model): outcomes shift it, and at each there is
+    a small chance that the text has just become another, of which only `prior` is known.
+    """
+
+    _RATES = np.linspace(0.02, 0.98, 17)
+    _LOG, _LOG_REST = np.log(_RATES), np.log1p(-_RATES)
+
+    def __init__(self, prior: float = 0.7, *, change: float = 0.02) -> None:
+        # Of all beliefs with this mean the widest: exponential in the rate.
+        tilts = np.linspace(-8.0, 8.0, 161)
+        weights = np.exp(tilts[:, None] * self._RATES)
+        weights /= weights.sum(axis=1, keepdims=True)
+        self._prior = weights[np.argmin(np.abs(weights @ self._RATES - prior))]
+        self._belief = self._prior.copy()
+        self._change = change
+        self.rate = prior
+
+    def learn(self, stood: float, weight: float = 1.0, slow: float = 0.0) -> None:
+        """Take in an outcome, 0 or 1, or what was likely to be one."""
+        belief = self._belief
+        belief *= np.exp(weight * (stood * self._LOG + (1 - stood) * self._LOG_REST))
+        belief *= (1 - self._change) / belief.sum()
+        belief += self._change * self._prior
+        if slow:
+            self._prior += slow * (belief - self._prior)
+        self.rate = float(belief @ self._RATES)

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Literal
 
 from edgespec.drafters import Drafter
+from edgespec.logprobs import LogprobsRequest, TokenLogprobs, token_logprobs
 from edgespec.planner import Outcome, Planner
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Logits, TokenBuffer
@@ -42,6 +43,7 @@ class Round:
     check_seconds: float = 0.0
     seconds: float = 0.0
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def decode(
@@ -52,12 +54,13 @@ def decode(
     planner: Planner,
     drafters: Mapping[str, Drafter],
     cut: Callable[[Sequence[int]], Cut],
+    logprobs: LogprobsRequest | None = None,
 ) -> Iterator[Round]:
     """Extend `tokens` (the prompt, at least one token) in place, a round at a time.
 
     The first round feeds the prompt and drafts nothing: the first token never waits for a drafter.
     `cut` sees each round's tokens before they are committed and says how many stand. A full
-    context ends the text with the reason "context".
+    context ends the text with the reason "context". Each round brings the `logprobs` asked for.
     """
     reason = cut(()).reason
     if reason is not None:
@@ -91,6 +94,7 @@ def decode(
                 )
             )
         new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)
+        asked = token_logprobs(rows, new, sampler, logprobs, model=target.name) if logprobs else ()
         keep, reason = commit(target, tokens, new, sampler, cut)
         done = perf_counter()
 
@@ -106,6 +110,7 @@ def decode(
             check_seconds=checked_at - drafted_at,
             seconds=done - began,
             finish_reason=reason,
+            logprobs=asked[:keep],
         )
         first = False
 

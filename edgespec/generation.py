@@ -17,6 +17,7 @@ from typing import Self
 from edgespec.decode import Origin, Round, decode
 from edgespec.drafters import Drafter
 from edgespec.errors import Busy, Cancelled, ModelError
+from edgespec.logprobs import LogprobsRequest, TokenLogprobs
 from edgespec.metrics import Counters
 from edgespec.planner import Planner
 from edgespec.sampling import Sampler, SamplingParams
@@ -39,13 +40,17 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole answer. `counters` has its figures: tokens per second, acceptance, by drafter."""
+    """A whole answer. `counters` has its figures: tokens per second, acceptance, by drafter.
+
+    `logprobs` has an entry for each token where they were asked for.
+    """
 
     text: str
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     finish_reason: FinishReason
     counters: Counters
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass
@@ -88,13 +93,14 @@ class Generation(Iterator[Chunk]):
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
         notes: Sequence[str] = (),
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
         stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
         sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
-        self._answer = _Answer(engine, prompt, stream, sampler, on_finish)
+        self._answer = _Answer(engine, prompt, stream, sampler, logprobs, on_finish)
         # It knows the answer but not this object: so dropping this closes it, at once.
         self._chunks = self._answer.run(weakref.ref(self))
         self._turn = threading.RLock()
@@ -153,6 +159,7 @@ class _Answer:
         prompt: Sequence[int],
         stream: TextStream,
         sampler: Sampler,
+        request: LogprobsRequest | None,
         on_finish: Callable[[Result], None] | None,
     ) -> None:
         self.counters = Counters(prompt_tokens=len(prompt))
@@ -161,6 +168,8 @@ class _Answer:
         self._prompt = len(prompt)
         self._tokens = TokenBuffer(prompt)
         self._origins: list[Origin] = []
+        self._request = request
+        self._logprobs: list[TokenLogprobs] = []
         self._stream = stream
         self._sampler = sampler
         self._texts: list[str] = []
@@ -202,6 +211,8 @@ class _Answer:
                     self._count(step, perf_counter() - began)
                     self._origins += step.origins
                     del self._origins[self._length :]
+                    self._logprobs += step.logprobs
+                    del self._logprobs[self._length :]
                     if step.finish_reason is not None:
                         reason = step.finish_reason
                         break
@@ -237,6 +248,7 @@ class _Answer:
             planner=engine.planner,
             drafters=engine.drafters,
             cut=self._stream.cut,
+            logprobs=self._request,
         ):
             yield step
             if self._cancelled.is_set():
@@ -274,6 +286,7 @@ class _Answer:
         # Closed early, tokens whose text was still held back are left out like the text.
         tokens = self._tokens.view[self._prompt :][: self._given].tolist()
         origins = tuple(self._origins[: self._given])
-        self.result = Result(self.text, tuple(tokens), origins, reason, self.counters)
+        logprobs = tuple(self._logprobs[: self._given])
+        self.result = Result(self.text, tuple(tokens), origins, reason, self.counters, logprobs)
         if self._on_finish is not None:
             self._on_finish(self.result)

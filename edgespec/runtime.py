@@ -29,6 +29,7 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import Engine, Generation, Result
+from edgespec.logprobs import LogprobsRequest
 from edgespec.planner import FixedPlanner, Planner
 from edgespec.registry import ModelSpec, load_registry
 from edgespec.sampling import SamplingParams
@@ -64,7 +65,8 @@ class Runtime:
     ) -> None:
         """Take over loaded models; `Runtime.open` is the usual way.
 
-        `planner` None tries the drafters in order with a lookahead of 3; `notes` are sentences the user should read; `self.notes` adds those of the models.
+        `planner` None tries the drafters in order with a lookahead of 3. `notes` are sentences the
+        user should read; `self.notes` adds those of the models.
         """
         self.notes = [*target.notes, *notes]
         if not target.session.can_rollback:
@@ -147,6 +149,7 @@ class Runtime:
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
         notes: Sequence[str] = (),
         on_finish: Callable[[Result], None] | None = None,
     ) -> Generation:
@@ -157,6 +160,7 @@ class Runtime:
             sampling: how tokens are chosen.
             max_tokens: the longest answer; None goes on until the context is full.
             stop: texts that end the answer and don't belong to it.
+            logprobs: log-probabilities to keep with each token of the result.
             notes: sentences to hand on with the answer.
             on_finish: called with the result when the answer ends, unless it failed.
 
@@ -183,6 +187,7 @@ class Runtime:
             sampling or SamplingParams(),
             max_tokens=size if max_tokens is None else max_tokens,
             stop=stop,
+            logprobs=logprobs,
             notes=notes,
             on_finish=on_finish,
         )
@@ -271,6 +276,7 @@ class Conversation:
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
     ) -> Generation:
         """Ask, and stream the answer; both join `messages` when the answer ends.
 
@@ -286,7 +292,13 @@ class Conversation:
 
         prompt, notes = self._fit([*self.messages, question], max_tokens)
         return self._runtime.generate(
-            prompt, sampling, max_tokens=max_tokens, stop=stop, notes=notes, on_finish=finish
+            prompt,
+            sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            notes=notes,
+            on_finish=finish,
         )
 
     def clear(self) -> None:

@@ -89,8 +89,8 @@ class SamplingParams:
         need(self.seed is None or self.seed >= 0, "seed", "0 or more")
         need(self.rule in (None, "rejection", "reproducible"), "rule", "rejection or reproducible")
         for token, bias in self.logit_bias.items():
-            if not bias < np.inf:  # NaN too
-                raise ConfigError(f"logit_bias of token {token} must be below infinity, not {bias}")
+            if not bias <= 3e38:  # what float32 holds; -inf bans, NaN is refused
+                raise ConfigError(f"logit_bias of token {token} must be a number, not {bias}")
 
     @property
     def greedy(self) -> bool:

@@ -166,10 +166,12 @@ class CachedSession:
         The newest is left out so that there is always something to feed, and a row to get.
         """
         self._ids.truncate(self.session.length)
-        keep = min(common_prefix(self._ids.view, tokens), len(tokens) - 1)
-        if keep < self.session.length and not self.session.can_rollback:
-            keep = 0
-        self.rollback(keep)
+        self.rollback(self.shared(tokens))
+
+    def shared(self, tokens: TokenIds) -> int:
+        """How much of `tokens` `align` would find in the cache."""
+        keep = min(common_prefix(self._ids.view[: self.session.length], tokens), len(tokens) - 1)
+        return keep if keep >= self.session.length or self.session.can_rollback else 0
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """As `Session.forward`."""

@@ -126,7 +126,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,  # folding constants would run the template while it is compiled
-            finalize=pass_context(lambda context, value: ops.text(value)),
+            finalize=pass_context(lambda _, value: ops.text(value)),
             extensions=[LoopControlExtension, GenerationTag],
             cache_size=0,
         )

@@ -6,11 +6,12 @@ much or too little changes what comes out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgespec.errors import ContextFull, RollbackError
+from edgespec.errors import ContextFull, ModelError, RollbackError
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 
 
@@ -18,7 +19,7 @@ class FakeSession:
     """Logits (V,) of a position: a random row keyed by `seed` and the last `order` tokens.
 
     `noise` mixes in rows of another seed, which makes a drafter that agrees with its target more
-    or less; `scale` sharpens the distributions.
+    or less; `scale` sharpens the distributions; `seconds` is what a token takes.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class FakeSession:
         cancel: CancelFlag | None = None,
         bias: Mapping[int, float] | None = None,
         padding: int = 0,
+        seconds: float = 0.0,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size + padding
@@ -50,6 +52,7 @@ class FakeSession:
         self._cancel = cancel or CancelFlag()
         self._bias = dict(bias or {})
         self._real = vocab_size
+        self._seconds = seconds
         self._rows: dict[tuple[int, ...], Logits] = {}
 
     @property
@@ -57,13 +60,21 @@ class FakeSession:
         return len(self.cache)
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
-        assert not self.closed
+        self._check_open()
         assert 1 <= num_logits <= len(tokens), (num_logits, len(tokens))
         if self.length + len(tokens) > self.context_size:
             raise ContextFull(f"{self.name} is full")
-        self._cancel.check()
         self.passes.append((len(tokens), num_logits))
-        self.cache += [int(t) for t in tokens]
+        start = self.length
+        try:
+            for token in tokens:
+                self._cancel.check()
+                self.cache.append(int(token))
+                if self._seconds:
+                    time.sleep(self._seconds)
+        except BaseException:
+            del self.cache[start:]
+            raise
         rows = [self.row(self.cache[: self.length - i]) for i in range(num_logits)]
         return np.stack(rows[::-1])  # (num_logits, V)
 
@@ -88,6 +99,7 @@ class FakeSession:
         return row
 
     def rollback(self, length: int) -> None:
+        self._check_open()
         if not 0 <= length <= self.length:
             raise RollbackError(f"can't go from {self.length} to {length}")
         if length < self.length and length and not self.can_rollback:
@@ -95,13 +107,22 @@ class FakeSession:
         del self.cache[length:]
 
     def snapshot(self) -> bytes:
+        self._check_open()
         return np.array(self.cache, np.int32).tobytes()
 
     def restore(self, state: bytes) -> None:
+        self._check_open()
+        self.cache = []
+        if len(state) % 4:
+            raise ModelError("not a snapshot")
         self.cache = np.frombuffer(state, np.int32).tolist()
 
     def close(self) -> None:
         self.closed = True
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ModelError(f"{self.name} is closed")
 
 
 class ByteTokenizer:

@@ -77,6 +77,11 @@ def write_tiny(
     tensors["output_norm.weight"] = np.ones(WIDTH, np.float32)
     tensors["output.weight"] = weights(len(tokens), WIDTH)
 
+    return write_gguf(path, values, tensors)
+
+
+def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:
+    """A GGUF file of these metadata (those of None left out) and float32 tensors."""
     items = {key: value for key, value in values.items() if value is not None}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(items))
     head += b"".join(_text(key.encode()) + _value(value) for key, value in items.items())
@@ -88,6 +93,95 @@ def write_tiny(
         data += tensor.tobytes() + b"\0" * (-tensor.nbytes % 32)
     path.write_bytes(head + b"\0" * (-len(head) % 32) + data)
     return path
+
+
+def write_recurrent(path: Path, *, context: int = 512, seed: int = 0) -> Path:
+    """A Mamba model: it can't forget a part of what it read."""
+    weights = np.random.default_rng(seed)
+    inner, kernel, state, rank = 2 * WIDTH, 4, 8, 4
+    vocabulary = _spm_metadata()
+    words = len(vocabulary["tokenizer.ggml.tokens"])
+
+    def random(*shape: int) -> np.ndarray:
+        return weights.normal(0, 0.3, shape).astype(np.float32)
+
+    tensors = {
+        "token_embd.weight": random(words, WIDTH),
+        "output_norm.weight": np.ones(WIDTH, np.float32),
+        "output.weight": random(words, WIDTH),
+        "blk.0.attn_norm.weight": np.ones(WIDTH, np.float32),
+        "blk.0.ssm_in.weight": random(2 * inner, WIDTH),
+        "blk.0.ssm_conv1d.weight": random(inner, kernel),
+        "blk.0.ssm_conv1d.bias": random(inner),
+        "blk.0.ssm_x.weight": random(rank + 2 * state, inner),
+        "blk.0.ssm_dt.weight": random(inner, rank),
+        "blk.0.ssm_dt.bias": random(inner),
+        "blk.0.ssm_a": -np.abs(random(inner, state)),
+        "blk.0.ssm_d": random(inner),
+        "blk.0.ssm_out.weight": random(WIDTH, inner),
+    }
+    values = {
+        "general.architecture": "mamba",
+        "mamba.block_count": 1,
+        "mamba.context_length": context,
+        "mamba.embedding_length": WIDTH,
+        "mamba.feed_forward_length": 0,
+        "mamba.attention.head_count": 0,
+        "mamba.attention.layer_norm_rms_epsilon": 1e-5,
+        "mamba.ssm.conv_kernel": kernel,
+        "mamba.ssm.inner_size": inner,
+        "mamba.ssm.state_size": state,
+        "mamba.ssm.time_step_rank": rank,
+        **vocabulary,
+    }
+    return write_gguf(path, values, tensors)
+
+
+def write_encoder(path: Path) -> Path:
+    """A BERT model: it reads text and continues none."""
+    vocabulary = _spm_metadata()
+    ones, zeros = np.ones(WIDTH, np.float32), np.zeros(WIDTH, np.float32)
+    square = np.eye(WIDTH, dtype=np.float32)
+    tensors = {
+        "token_embd.weight": np.ones((len(vocabulary["tokenizer.ggml.tokens"]), WIDTH), np.float32),
+        "position_embd.weight": np.ones((512, WIDTH), np.float32),
+        "token_types.weight": np.ones((2, WIDTH), np.float32),
+        "token_embd_norm.weight": ones,
+        "token_embd_norm.bias": zeros,
+        "blk.0.ffn_up.weight": np.ones((FORWARD, WIDTH), np.float32),
+        "blk.0.ffn_up.bias": np.zeros(FORWARD, np.float32),
+        "blk.0.ffn_down.weight": np.ones((WIDTH, FORWARD), np.float32),
+        "blk.0.ffn_down.bias": zeros,
+    }
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        tensors |= {f"blk.0.{name}.weight": square, f"blk.0.{name}.bias": zeros}
+    for name in ("attn_output_norm", "layer_output_norm"):
+        tensors |= {f"blk.0.{name}.weight": ones, f"blk.0.{name}.bias": zeros}
+    values = {
+        "general.architecture": "bert",
+        "bert.block_count": 1,
+        "bert.context_length": 512,
+        "bert.embedding_length": WIDTH,
+        "bert.feed_forward_length": FORWARD,
+        "bert.attention.head_count": HEADS,
+        "bert.attention.layer_norm_epsilon": 1e-5,
+        "bert.attention.causal": False,
+        "tokenizer.ggml.token_type_count": 2,
+        **vocabulary,
+    }
+    return write_gguf(path, values, tensors)
+
+
+def _spm_metadata() -> dict[str, Any]:
+    tokens, types = spm_vocabulary()
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
 
 
 def _text(text: bytes) -> bytes:

@@ -107,6 +107,9 @@ class LlamaSession:
         )
         self._lock = threading.Lock()  # held while native code uses the context
         self._free = weakref.finalize(self, _free_context, handle, self._batch, self._lock, cancel)
+        if not self._memory:
+            self.close()
+            raise ModelError(f"{name} is an encoder, not a model that continues text")
         model.sessions.add(self)
         self._probe_rollback()
 

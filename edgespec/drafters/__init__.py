@@ -37,8 +37,8 @@ class Drafter(Protocol):
         """
         ...
 
-    def owes(self, length: int) -> int:
-        """How many of `length` committed tokens it would have to read before its first guess."""
+    def owes(self, tokens: TokenIds) -> int:
+        """How many of the committed `tokens` it would have to read before its first guess."""
         ...
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class LookupDrafter:
         confidence = tuple(float(matched + i) for i in range(max_tokens))
         return Draft(tuple(followed), None, self.name, confidence)
 
-    def owes(self, length: int) -> int:
+    def owes(self, tokens: TokenIds) -> int:
         """Nothing: what it missed costs microseconds to index."""
         return 0
 

@@ -51,9 +51,9 @@ class ModelDrafter:
             pending = [token]
         return Draft(tuple(drafted), tuple(probs) if probs else None, self.name, tuple(confidence))
 
-    def owes(self, length: int) -> int:
-        """See `Drafter.owes`."""
-        return max(0, length - self._cache.length)
+    def owes(self, tokens: TokenIds) -> int:
+        """See `Drafter.owes`; after another text that is nearly all of this one."""
+        return len(tokens) - self._cache.shared(tokens)
 
     def close(self) -> None:
         self.model.close()

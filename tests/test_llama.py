@@ -1,0 +1,369 @@
+"""The llama.cpp backend on models of a few kilobytes: vocabularies, damaged files, log lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_gguf import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    spm_vocabulary,
+    write_encoder,
+    write_recurrent,
+    write_tiny,
+)
+
+from edgespec.backends import LoadOptions, load_model
+from edgespec.chat import Message
+from edgespec.errors import (
+    ConfigError,
+    EdgespecError,
+    IncompatiblePair,
+    ModelError,
+    ModelFormatError,
+)
+from edgespec.runtime import Runtime
+from edgespec.sampling import GREEDY
+from edgespec.session import CancelFlag, Model
+from edgespec.tokenizer import decode
+
+OPTIONS = LoadOptions(threads=1)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
+    models: list[Model] = []
+
+    def load(tokens: Sequence[bytes] | None = None, types: Any = None, **metadata: Any) -> Model:
+        named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+        path = write_tiny(
+            tmp_path / f"{len(models)}.gguf", tokens=tokens, types=types, metadata=named
+        )
+        models.append(load_model(path, OPTIONS, CancelFlag()))
+        return models[-1]
+
+    yield load
+    for model in models:
+        model.close()
+
+
+def with_tokens(*more: tuple[bytes, int]) -> dict[str, Any]:
+    tokens, types = spm_vocabulary()
+    added, kinds = zip(*more, strict=True)
+    return {"tokens": [*tokens, *added], "types": [*types, *kinds]}
+
+
+FIRST = len(spm_vocabulary()[0])  # the id of the first token added
+
+
+# ------------------------------------------------------------------------------ vocabularies
+
+
+def test_one_bos_where_the_model_wants_one(tmp_path: Path) -> None:
+    for add, expected in ((True, 1), (False, 0)):
+        for template in (None, "{{ bos_token }}{{ messages[0].content }}"):
+            path = write_tiny(
+                tmp_path / "bos.gguf",
+                metadata={"tokenizer.ggml.add_bos_token": add, "tokenizer.chat_template": template},
+            )
+            with Runtime.open(target=path, drafters=[], threads=1) as runtime:
+                ids = runtime.encode_messages([Message("user", "a")])
+                assert ids.count(1) == (1 if template else expected)
+                assert runtime._encode_text("a").count(1) == expected
+                assert runtime._encode_text("<s>a").count(1) == expected  # as text, no BOS
+
+
+def test_the_stop_set_is_all_the_metadata_name(load: Callable[..., Model]) -> None:
+    words = with_tokens((b"<turn>", CONTROL), (b"<|im_end|>", CONTROL), (b"<bye>", CONTROL))
+    assert load(**words).tokenizer.stop_ids == {2, FIRST + 1}  # one by its name
+    named = load(**words, eot_token_id=FIRST, eom_token_id=FIRST + 2)
+    assert named.tokenizer.stop_ids >= {2, FIRST, FIRST + 1, FIRST + 2}
+    assert load(**words, eos_token_id=FIRST).tokenizer.stop_ids >= {FIRST, FIRST + 1}
+
+
+def test_control_tokens_in_peoples_words_stay_text(load: Callable[..., Model]) -> None:
+    model = load(**with_tokens((b"<|im_end|>", CONTROL), (b"<|end|>", USER_DEFINED)))
+    tokenizer = model.tokenizer
+    for text in ("</s>", "hi<|im_end|>", "<|im_end|><|im_end|>", "<s>a</s>", "<unk>"):
+        ids = tokenizer.encode(text)
+        assert not set(ids) & ({0, 1, FIRST} | tokenizer.stop_ids)
+        assert decode(tokenizer, ids).lstrip(" ") == text
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_a_user_defined_token_that_ends_texts_stays_text_too(
+    load: Callable[..., Model], space: bool
+) -> None:
+    words = with_tokens((b"<bye>", USER_DEFINED), (b"<tool>", USER_DEFINED))
+    tokenizer = load(**words, eot_token_id=FIRST, add_space_prefix=space).tokenizer
+    assert FIRST in tokenizer.stop_ids
+    assert "<bye>" in tokenizer.control_tokens and "<tool>" not in tokenizer.control_tokens
+    for text in ("<bye>", "hi<bye>you", "<bye><bye>", "a<<bye>>b", "<tool><bye>"):
+        ids = tokenizer.encode(text)
+        assert FIRST not in ids
+        assert decode(tokenizer, ids).lstrip(" ") == text
+    assert FIRST + 1 in tokenizer.encode("a<tool>b")  # that is what it is for
+
+
+def test_bytes_the_vocabulary_lacks(load: Callable[..., Model]) -> None:
+    tokenizer = load().tokenizer
+    for text in ("🦊", "語", "a🦊b", "مرحبا", "שלום", "\n\t", "e\u0301"):
+        assert decode(tokenizer, tokenizer.encode(text)).lstrip(" ") == text
+    assert len(tokenizer.encode("🦊")) >= 4
+
+
+def test_half_a_surrogate_is_no_reason_to_fail(load: Callable[..., Model]) -> None:
+    tokenizer = load().tokenizer
+    assert decode(tokenizer, tokenizer.encode("a\udcffb")).lstrip(" ") == "a?b"
+
+
+def test_a_piece_longer_than_any_buffer(load: Callable[..., Model]) -> None:
+    tokenizer = load(**with_tokens((b"x" * 3000, NORMAL))).tokenizer
+    assert tokenizer.token_bytes(FIRST) == b"x" * 3000
+
+
+def padded(path: Path, rows: int, *, seed: int = 0) -> Path:
+    words = with_tokens(*((b"[PAD%d]" % i, UNUSED) for i in range(rows))) if rows else {}
+    return write_tiny(path, **words, seed=seed)
+
+
+def test_padding_of_different_sizes(tmp_path: Path) -> None:
+    """Random weights make padding the likeliest token now and then, if one only looks."""
+    target = padded(tmp_path / "target.gguf", 300)
+    for rows in (0, 40, 600):
+        drafter = padded(tmp_path / "drafter.gguf", rows, seed=1)
+        with Runtime.open(
+            target=target, drafters=[str(drafter)], lookahead=3, threads=1
+        ) as runtime:
+            assert runtime.target.tokenizer.num_tokens == FIRST
+            assert runtime.target.session.vocab_size == FIRST + 300
+            result = runtime.generate("abc", GREEDY, max_tokens=40).result
+            assert max(result.tokens) < FIRST
+            assert result.counters.drafted > 0
+
+
+def test_the_same_model_with_and_without_padding_agrees(tmp_path: Path) -> None:
+    """Behind the real rows the padded one has others; the first FIRST rows are not the same here,
+    so what is compared is a padded model with itself under another drafter."""
+    target = padded(tmp_path / "target.gguf", 300)
+    texts = []
+    for drafters in ([], ["lookup"], [str(padded(tmp_path / "d.gguf", 10, seed=1))]):
+        with Runtime.open(target=target, drafters=drafters, lookahead=2, threads=1) as runtime:
+            texts.append(runtime.generate("abc", GREEDY, max_tokens=12).result.tokens)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_another_vocabulary_is_refused_by_its_first_difference(tmp_path: Path) -> None:
+    tokens, types = spm_vocabulary()
+    other = list(tokens)
+    other[300] = "ß".encode()
+    target = write_tiny(tmp_path / "target.gguf")
+    drafter = write_tiny(tmp_path / "other.gguf", tokens=other, types=types)
+    with pytest.raises(IncompatiblePair, match="token 300 is 'ß' there") as caught:
+        Runtime.open(target=target, drafters=[str(drafter)], lookahead=2, threads=1)
+    assert repr(tokens[300].decode()) in str(caught.value)
+
+
+def test_a_drafter_with_less_context(tmp_path: Path) -> None:
+    target = write_tiny(tmp_path / "target.gguf", context=1024)
+    small = write_tiny(tmp_path / "small.gguf", context=256)
+    prompt = [3 + i % 200 for i in range(240)]
+    texts = []
+    for drafters in ([], [str(small)]):
+        with Runtime.open(target=target, drafters=drafters, lookahead=3, threads=1) as runtime:
+            texts.append(runtime.generate(prompt, GREEDY, max_tokens=40).result.tokens)
+            notes = [note for note in runtime.notes if "256 tokens" in note]
+            assert len(notes) == len(drafters)
+    assert len(texts[0]) > 20
+    assert texts[0] == texts[1]
+
+
+# ------------------------------------------------------------------------------ what can't work
+
+
+def refused(path: Path, kind: type[EdgespecError] = ModelFormatError) -> str:
+    """Loading it in a process of its own: native code that aborts shows as no answer."""
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from edgespec.backends import *; from edgespec.session import CancelFlag\n"
+        "from edgespec.errors import *\n"
+        "try: load_model(Path(sys.argv[1]), LoadOptions(threads=1), CancelFlag())\n"
+        f"except {kind.__name__} as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    return done.stdout
+
+
+def damaged(path: Path, **metadata: Any) -> Path:
+    return write_tiny(
+        path, metadata={f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    )
+
+
+def test_vocabularies_that_would_abort_native_code(tmp_path: Path) -> None:
+    tokens, types = spm_vocabulary()
+    path = tmp_path / "bad.gguf"
+    twice = [*tokens[:-1], tokens[5]]
+    assert "same token twice" in refused(write_tiny(path, tokens=twice, types=types))
+    assert "eos_token_id is 99999" in refused(damaged(path, eos_token_id=99999))
+    assert "mask_token_id" in refused(damaged(path, mask_token_id=len(tokens)))
+    assert "scores doesn't fit" in refused(damaged(path, scores=[0.0]))
+    assert "token_type doesn't fit" in refused(damaged(path, token_type=[1, 1]))
+    assert "no vocabulary" in refused(damaged(path, tokens=None))
+    assert "no vocabulary" in refused(damaged(path, model="no_vocab", tokens=None, scores=None))
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    whole = write_tiny(tmp_path / "whole.gguf").read_bytes()
+    path = tmp_path / "bad.gguf"
+    for data, why in (
+        (whole[: len(whole) // 2], "cut short"),
+        (whole[:2000], "cut short"),
+        (b"<!DOCTYPE html><html>", "HTML page"),
+        (b"GGUF", "cut short"),
+        (b"abcd", "not a GGUF"),
+        (b"", "empty"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "can't fit"),
+        (whole[:24] + struct.pack("<Q", 2**40) + whole[32:], "cut short"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ModelFormatError, match=why):
+            load_model(path, OPTIONS, CancelFlag())
+    with pytest.raises(ModelFormatError, match="doesn't exist"):
+        load_model(tmp_path / "none.gguf", OPTIONS, CancelFlag())
+    with pytest.raises(ModelFormatError, match="folder"):
+        load_model(tmp_path, OPTIONS, CancelFlag())
+
+
+def test_a_list_of_2_to_the_40_strings(tmp_path: Path) -> None:
+    key = b"tokenizer.ggml.tokens"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    head += struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 2**40)
+    (tmp_path / "big.gguf").write_bytes(head + b"\0" * 100)
+    with pytest.raises(ModelFormatError):
+        load_model(tmp_path / "big.gguf", OPTIONS, CancelFlag())
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    assert "is an encoder" in refused(write_encoder(tmp_path / "bert.gguf"), ModelError)
+
+
+def test_llama_cpps_own_reason_is_told(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "a.gguf", metadata={"general.architecture": "nothing"})
+    assert "unknown model architecture: 'nothing'" in refused(path, ModelError)
+
+
+@pytest.mark.parametrize("trained", [0, 2**32 - 1])
+def test_a_context_length_that_makes_no_sense(tmp_path: Path, trained: int) -> None:
+    with pytest.raises(ModelFormatError, match="trained on no tokens"):
+        load_model(write_tiny(tmp_path / "a.gguf", context=trained), OPTIONS, CancelFlag())
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**31, 2**33 + 5])
+def test_a_context_size_that_no_context_can_have(tmp_path: Path, size: int) -> None:
+    path = write_tiny(tmp_path / "a.gguf")
+    with pytest.raises(ConfigError, match="--ctx-size"):
+        load_model(path, LoadOptions(context_size=size), CancelFlag())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file names are text there")
+def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    try:
+        write_tiny(path)
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    load_model(path, OPTIONS, CancelFlag()).close()
+
+
+def test_more_context_than_it_was_trained_on_is_noted(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "a.gguf", context=256)
+    model = load_model(path, LoadOptions(context_size=1024, threads=1), CancelFlag())
+    assert model.session.context_size == 1024
+    assert any("256 tokens" in note for note in model.notes)
+    model.close()
+
+
+def test_a_closed_models_words(load: Callable[..., Model]) -> None:
+    model = load()
+    model.close()
+    with pytest.raises(ModelError):
+        model.tokenizer.encode("a")
+    with pytest.raises(ModelError):
+        model.tokenizer.token_bytes(290)
+
+
+# ------------------------------------------------------------------------------ recurrent models
+
+
+def test_a_recurrent_model_chats_without_speculation(tmp_path: Path) -> None:
+    path = write_recurrent(tmp_path / "mamba.gguf")
+    with Runtime.open(target=path, drafters=["lookup"], lookahead=3, threads=1) as runtime:
+        assert runtime.drafters == {}
+        assert any("without speculation" in note for note in runtime.notes)
+        first = runtime.generate("abc", GREEDY, max_tokens=20).result
+        # Where the answer ends by itself, its last token's place can't be taken back.
+        runtime.target.tokenizer.stop_ids = frozenset({first.tokens[4]})
+        until = first.tokens.index(first.tokens[4])
+        ended = runtime.generate("abc", GREEDY, max_tokens=20).result
+        assert (ended.finish_reason, ended.tokens) == ("end", first.tokens[:until])
+        prompt = [*runtime._encode_text("abc"), *ended.tokens, 290, 291]
+        second = runtime.generate(prompt, GREEDY, max_tokens=8).result
+        assert second.counters.cached_tokens > 0
+    with Runtime.open(target=path, drafters=[], threads=1) as fresh:
+        fresh.target.tokenizer.stop_ids = frozenset({first.tokens[4]})
+        assert fresh.generate(prompt, GREEDY, max_tokens=8).result.tokens == second.tokens
+
+
+def test_a_recurrent_model_cant_draft(tmp_path: Path) -> None:
+    target = write_tiny(tmp_path / "target.gguf")
+    drafter = write_recurrent(tmp_path / "mamba.gguf")
+    with pytest.raises(ModelError, match="can't take back a guess"):
+        Runtime.open(target=target, drafters=[str(drafter)], lookahead=2, threads=1)
+
+
+# ------------------------------------------------------------------------------ log lines
+
+
+def test_native_log_lines_go_to_logging_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "a.gguf")
+    with caplog.at_level(logging.DEBUG, "edgespec.llama"):
+        model = load_model(path, OPTIONS, CancelFlag())
+        model.session.forward([3, 4])
+        with pytest.raises(ModelError):
+            model.session.forward([100_000])
+        model.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("llama" in line for line in lines)
+    assert any("100000" in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert not any("\n" in line for line in lines)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_handler_nothing_is_printed(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "a.gguf", metadata={"general.architecture": "nothing"})
+    refused(path, ModelError)  # looks at the process's stderr
+
+
+def test_rows_are_numbers_of_the_model(tmp_path: Path) -> None:
+    model = load_model(write_tiny(tmp_path / "a.gguf"), OPTIONS, CancelFlag())
+    rows = model.session.forward([3, 4, 5], 2)
+    assert np.isfinite(rows).all() and rows.std() > 0.1
+    model.close()

@@ -1,0 +1,131 @@
+"""The lookup drafter against a search through the whole text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.errors import ConfigError
+from edgespec.sampling import GREEDY, Sampler
+
+SAMPLER = Sampler(GREEDY, 1000)
+
+
+def propose(drafter: LookupDrafter, tokens: list[int], max_tokens: int = 5) -> list[int]:
+    return list(drafter.propose(np.array(tokens, np.int32), max_tokens, SAMPLER).tokens)
+
+
+def search(tokens: list[int], max_tokens: int, smallest: int, largest: int) -> list[int]:
+    """What followed the longest, then the most recent, earlier occurrence of the newest tokens."""
+    n = len(tokens)
+    for size in range(largest, smallest - 1, -1):
+        for end in range(n - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[n - size :]:
+                text = list(tokens)
+                for i in range(max_tokens):
+                    text.append(text[end + i])
+                return text[n:]
+    return []
+
+
+# Each step: how many of the newest tokens go, and what comes.
+STEPS = st.lists(
+    st.tuples(st.integers(0, 12), st.lists(st.integers(0, 2), max_size=12)), min_size=1, max_size=12
+)
+
+
+@given(STEPS, st.integers(1, 7), st.integers(1, 3), st.integers(0, 4))
+def test_it_finds_what_a_search_finds(
+    steps: list[tuple[int, list[int]]], max_tokens: int, smallest: int, more: int
+) -> None:
+    drafter = LookupDrafter(smallest, smallest + more)
+    tokens = [0]
+    for back, new in steps:
+        del tokens[max(1, len(tokens) - back) :]
+        tokens += new
+        expected = search(tokens, max_tokens, smallest, smallest + more)
+        assert propose(drafter, tokens, max_tokens) == expected
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.data())
+def test_rounds_left_out_make_no_difference(tokens: list[int], data: st.DataObject) -> None:
+    often, seldom = LookupDrafter(), LookupDrafter()
+    at = sorted(data.draw(st.lists(st.integers(1, len(tokens)), max_size=4)))
+    for length in at:
+        propose(seldom, tokens[:length])
+    for length in range(1, len(tokens) + 1):
+        propose(often, tokens[:length])
+    assert propose(often, tokens) == propose(seldom, tokens) == propose(LookupDrafter(), tokens)
+
+
+def test_the_longest_match_wins_over_a_newer_one() -> None:
+    assert propose(LookupDrafter(), [1, 2, 3, 7, 9, 2, 3, 8, 9, 1, 2, 3], 1) == [7]
+
+
+def test_of_two_as_long_the_newer_one_wins() -> None:
+    assert propose(LookupDrafter(), [1, 2, 7, 9, 1, 2, 8, 9, 1, 2], 2) == [8, 9]
+
+
+def test_a_repeat_goes_on_repeating() -> None:
+    assert propose(LookupDrafter(), [5, 1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert propose(LookupDrafter(), [4, 4, 4], 5) == [4] * 5
+
+
+def test_nothing_to_go_by() -> None:
+    drafter = LookupDrafter()
+    assert propose(drafter, [1]) == []
+    assert propose(drafter, [1, 2, 3]) == []
+    assert propose(drafter, [1, 2, 1, 2], 0) == []
+
+
+def test_the_first_token_can_be_replaced() -> None:
+    drafter = LookupDrafter(1, 2)
+    assert propose(drafter, [1, 2, 1], 1) == [2]
+    assert propose(drafter, [2, 1, 2], 1) == [1]
+    assert propose(drafter, [3, 1, 2], 1) == []
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 2), (-1, -1)])
+def test_sizes_that_make_no_sense(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError):
+        LookupDrafter(*sizes)
+
+
+class Counting(dict[int, int]):
+    """Counts what is asked of it."""
+
+    operations = 0
+
+    def get(self, *args: Any) -> Any:
+        self.operations += 1
+        return super().get(*args)
+
+    def update(self, other: Any) -> None:  # type: ignore[override]
+        self.operations += len(other)
+        super().update(other)
+
+    def __delitem__(self, key: int) -> None:
+        self.operations += 1
+        super().__delitem__(key)
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the index must never be walked")
+
+
+def test_a_token_costs_the_same_however_long_the_text() -> None:
+    drafter = LookupDrafter()
+    index = drafter._last = Counting()
+    tokens = np.random.default_rng(0).integers(0, 30, 3000).tolist()
+    costs = []
+    for length in range(100, len(tokens), 100):
+        propose(drafter, tokens[:length])
+        before = index.operations
+        propose(drafter, tokens[: length + 1])
+        costs.append(index.operations - before)
+    assert max(costs) <= 3 * 7  # seven sizes: each looked up, replaced, and asked for
+    assert min(costs) >= 14

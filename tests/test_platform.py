@@ -1,0 +1,120 @@
+"""How many CPUs this process may use, in trees that stand for a machine's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edgespec import platform
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V1 = "4:cpu,cpuacct:/user/app\n3:memory:/user/app\n"
+CASES = {
+    "nothing": ({}, None),
+    "no quota": ({"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "max 100000"}, None),
+    "v2": ({"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "150000 100000\n"}, 1.5),
+    "v2 parent": (
+        {
+            "proc/self/cgroup": "0::/slice/app\n",
+            "sys/fs/cgroup/slice/cpu.max": "200000 100000",
+            "sys/fs/cgroup/slice/app/cpu.max": "800000 100000",
+        },
+        2.0,
+    ),
+    "v2 root of a container": (
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "300000 100000"},
+        3.0,
+    ),
+    "v2 folder missing": ({"proc/self/cgroup": "0::/gone\n"}, None),
+    "v2 damaged": ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y"}, None),
+    "v2 period 0": ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "1 0"}, None),
+    "v1": (
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu,cpuacct/user/app/cpu.cfs_quota_us": "250000\n",
+            "sys/fs/cgroup/cpu,cpuacct/user/app/cpu.cfs_period_us": "100000\n",
+        },
+        2.5,
+    ),
+    "v1 no quota": (
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu,cpuacct/user/app/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/user/app/cpu.cfs_period_us": "100000\n",
+        },
+        None,
+    ),
+    "v1 seen from inside": (  # the path is the host's, the mount the container's own
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/docker/0123\n0::/docker/0123\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+        },
+        4.0,
+    ),
+    "both": (
+        {
+            "proc/self/cgroup": V1 + "0::/app\n",
+            "sys/fs/cgroup/app/cpu.max": "700000 100000",
+            "sys/fs/cgroup/cpu,cpuacct/user/cpu.cfs_quota_us": "600000\n",
+            "sys/fs/cgroup/cpu,cpuacct/user/cpu.cfs_period_us": "100000\n",
+        },
+        6.0,
+    ),
+    "not a list of groups": ({"proc/self/cgroup": "garbage\n\n1:cpu\n"}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_containers_share(tmp_path: Path, case: str) -> None:
+    files, share = CASES[case]
+    assert platform._cgroup_cpus(machine(tmp_path, files)) == share
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"\xff\xfe")
+    assert platform._cgroup_cpus(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "share", "usable"), [(8, None, 8), (8, 2.5, 2), (2, 16.0, 2), (8, 0.5, 1), (0, None, 1)]
+)
+def test_the_smaller_of_affinity_and_share(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, share: float | None, usable: int
+) -> None:
+    monkeypatch.setattr(platform, "_cgroup_cpus", lambda root: share)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: cpus, raising=False)
+    assert platform.usable_cpus() == usable
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
+    assert platform.usable_cpus() == usable
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus or None)
+    assert platform.usable_cpus() == usable
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_a_pinned_process_counts_its_own_cpus() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert platform.usable_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_memory_and_functions_of_the_c_library() -> None:
+    memory = platform.total_memory()
+    assert memory is None or memory > 1 << 28
+    assert platform.c_function("strlen") != platform.c_function("abs") != 0
