@@ -93,8 +93,8 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _models(args: argparse.Namespace) -> int:
     from edgespec.fetch import local_path
+    from edgespec.fetch.sources import human_bytes
     from edgespec.registry import load_registry
-    from edgespec.sources import human_bytes
 
     registry = load_registry()
     here = {

@@ -39,7 +39,7 @@ class Calibration:
         prior: tuple[float, float],
         *,
         strength: float = 4.0,
-        fade: float = 0.98,
+        fade: float = 0.99,
     ) -> None:
         self._edges = tuple(edges)
         levels = len(edges) + 1
@@ -64,28 +64,30 @@ class Outlook:
     """How likely guesses not made yet will stand, in a text that changes its kind now and then.
 
     A belief over acceptance rates (a hidden Markov model): outcomes shift it, and at each there is
-    a small chance that the text has just become another, of which only `prior` is known.
+    a small chance that the text has just become another. What is then to be expected begins at
+    `prior` and is learnt slowly from what the belief has been whenever the drafter was tried.
     """
 
     _RATES = np.linspace(0.02, 0.98, 17)
     _LOG, _LOG_REST = np.log(_RATES), np.log1p(-_RATES)
 
-    def __init__(self, prior: float = 0.7, *, change: float = 0.02) -> None:
+    def __init__(self, prior: float = 0.7, *, change: float = 0.02, settle: float = 0.02) -> None:
         # Of all beliefs with this mean the widest: exponential in the rate.
         tilts = np.linspace(-8.0, 8.0, 161)
         weights = np.exp(tilts[:, None] * self._RATES)
         weights /= weights.sum(axis=1, keepdims=True)
         self._prior = weights[np.argmin(np.abs(weights @ self._RATES - prior))]
         self._belief = self._prior.copy()
-        self._change = change
+        self._change, self._settle = change, settle
         self.rate = prior
 
-    def learn(self, stood: float, weight: float = 1.0, slow: float = 0.0) -> None:
-        """Take in an outcome, 0 or 1, or what was likely to be one."""
+    def learn(self, stood: float, missed: float, *, tried: bool = True) -> None:
+        """Take in how many guesses stood and missed; untried, how many were likely to."""
         belief = self._belief
-        belief *= np.exp(weight * (stood * self._LOG + (1 - stood) * self._LOG_REST))
-        belief *= (1 - self._change) / belief.sum()
-        belief += self._change * self._prior
-        if slow:
-            self._prior += slow * (belief - self._prior)
+        belief *= np.exp(stood * self._LOG + missed * self._LOG_REST)
+        changed = 1 - (1 - self._change) ** (stood + missed)
+        belief *= (1 - changed) / belief.sum()
+        belief += changed * self._prior
+        if tried:
+            self._prior += self._settle * (stood + missed) * (belief - self._prior)
         self.rate = float(belief @ self._RATES)

@@ -18,7 +18,7 @@ from edgespec.costs import Costs
 from edgespec.platform import cache_dir
 from edgespec.session import Model
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:

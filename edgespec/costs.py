@@ -30,11 +30,13 @@ READS = (1, 2, 16)
 """Passes of a drafter: a step, the usual catch-up, a long one."""
 
 # Standard deviations of logarithms, so shares of a cost.
-_UNSURE = 0.12  # of a relative cost at first
+_UNSURE = 0.2  # of a relative cost at first
 _PACE_DRIFT = 0.04  # of the machine's pace, from one pass to the next
 _CELL_DRIFT = 0.008  # of a relative cost, likewise
-_LIKENESS = 1.0  # over how much of a factor in n (its logarithm) costs change together
+_LIKENESS = 2.0  # over how much of a factor in n (its logarithm) costs change together
 _NOISE = 0.08  # of one pass, at first
+_HOPE = 0.7  # standard deviations that a batch is thought to be cheaper than expected
+_ENOUGH = 9  # measurements of one pass
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Costs:
         self._drift = self._alike * _CELL_DRIFT**2
         self._drift[0, 0] = _PACE_DRIFT**2
         self._states = {0: _State(np.array(logs), self._alike * _UNSURE**2)}
-        self._bucket = 0
+        self._bucket = self._length = 0
         self._noise = _NOISE
         self._curves: dict[str, list[float]] = {}
 
@@ -76,12 +78,21 @@ class Costs:
         return float(self._states[self._bucket].mean[0])
 
     def curve(self, kind: str, length: int) -> list[float]:
-        """Seconds of passes over 0..MAX_TOKENS tokens behind a text of `length`."""
+        """Seconds of passes over 0..MAX_TOKENS tokens behind a text of `length`.
+
+        Batches of the target count for somewhat less than expected, never for less than one token.
+        """
         self._enter(length)
         if kind not in self._curves:
-            mean, first = self._states[self._bucket].mean, self._kinds[kind]
-            curve = np.exp(mean[0] + mean[first : first + MAX_TOKENS])
-            self._curves[kind] = [0.0, *curve.tolist()]
+            state, first = self._states[self._bucket], self._kinds[kind]
+            cells = slice(first, first + MAX_TOKENS)
+            logs = state.mean[0] + state.mean[cells]
+            if kind == "check":
+                # What may be cheaper than it seems is worth finding out, and one draft does.
+                cov = state.cov[cells, cells]
+                spread = np.maximum(cov.diagonal() + cov[0, 0] - 2 * cov[0], 0.0)
+                logs = np.maximum(logs - _HOPE * np.sqrt(spread), logs[0])
+            self._curves[kind] = [0.0, *np.exp(logs).tolist()]
         return self._curves[kind]
 
     def seconds(self, kind: str, tokens: int, length: int) -> float:
@@ -115,9 +126,10 @@ class Costs:
             return
         self._enter(length)
         state = self._states[self._bucket]
+        cells = {self._kinds[kind] + n - 1: times for (kind, n), times in passes.items()}
         parts = {
-            self._kinds[kind] + n - 1: times * self.seconds(kind, n, length)
-            for (kind, n), times in passes.items()
+            cell: times * math.exp(state.mean[0] + state.mean[cell])
+            for cell, times in cells.items()
         }
         expected = sum(parts.values())
         shares = np.zeros(len(state.mean))
@@ -137,6 +149,9 @@ class Costs:
 
     def _enter(self, length: int) -> None:
         """Change to the costs at this length; one not seen yet starts from the nearest that was."""
+        if length == self._length:
+            return
+        self._length = length
         bucket = max(0, round(math.log2(max(length, 1) / 256)))
         if bucket == self._bucket:
             return
@@ -165,10 +180,15 @@ class Costs:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Costs:
         """What `to_json` gave; raises KeyError, TypeError or ValueError for anything else."""
-        by_bucket = {
-            int(bucket): cls({k: dict(enumerate(s, 1)) for k, s in kinds.items()})
-            for bucket, kinds in data.items()
-        }
+        kinds = list(data["0"])
+        by_bucket = {}
+        for bucket, curves in data.items():
+            curves = {kind: [float(s) for s in curves[kind]] for kind in kinds}
+            if not all(
+                len(c) == MAX_TOKENS and 0 < min(c) <= max(c) < 1e9 for c in curves.values()
+            ):
+                raise ValueError("these are no costs")
+            by_bucket[int(bucket)] = cls({k: dict(enumerate(c, 1)) for k, c in curves.items()})
         costs = by_bucket[0]
         costs._states = {bucket: other._states[0] for bucket, other in by_bucket.items()}
         for state in costs._states.values():
@@ -199,9 +219,9 @@ def measure(
 
     The caches are empty afterwards. `check` is called between passes and may raise to stop.
     """
-    measured = {"check": _time_passes(target, POINTS, 36.0, check, clock)}
+    measured = {"check": _time_passes(target, POINTS, 34.0, check, clock)}
     for name, session in drafters.items():
-        measured[name] = _time_passes(session, READS, 12.0, check, clock)
+        measured[name] = _time_passes(session, READS, 12.0, check, clock, one_row=True)
     return Costs(measured)
 
 
@@ -211,36 +231,39 @@ def _time_passes(
     budget: float,
     check: Callable[[], None],
     clock: Callable[[], float],
+    *,
+    one_row: bool = False,
 ) -> dict[int, float]:
-    """Median seconds by tokens in a pass; `budget` is in passes over one token."""
-    text = (np.arange(64) % min(session.vocab_size, 64)).astype(np.int32)
-    begin = min(32, session.context_size // 2)
-    points = [n for n in points if begin + n <= session.context_size]
-    times: dict[int, list[float]] = {n: [] for n in points}
+    """Median seconds by tokens in a pass.
+
+    `budget` is in passes over one token; the pass that warms up isn't counted.
+    """
+    text = np.arange(max(points), dtype=np.int32) % session.vocab_size
+    begin = min(4, session.context_size // 2)
+    times: dict[int, list[float]] = {n: [] for n in points if begin + n <= session.context_size}
 
     def once(n: int) -> float:
         check()
         began = clock()
-        session.forward(text[:n], n)
-        times[n].append(spent := clock() - began)
+        session.forward(text[:n], 1 if one_row else n)
+        spent = clock() - began
         session.rollback(begin)
+        times[n].append(spent)
         return spent
 
-    session.rollback(0)
-    session.forward(text[:begin], 1)
-    once(points[0])
-    times[points[0]].clear()  # the first pass warms up
-    for _ in range(3):
-        once(points[0])
-    left = (budget - 4) * float(np.median(times[points[0]]))
-    round_trips = 0
-    while left > 0:
-        for n in points[1:] if round_trips == 0 else points:
-            if round_trips and left <= 0:
+    try:
+        session.rollback(0)
+        session.forward(text[:begin], 1)
+        single = min(once(1) for _ in range(3))
+        left, last = (budget - 3) * single, single
+        for n in list(times)[1:]:
+            if last > left:  # a longer pass is hardly cheaper than the one before it
                 break
-            left -= once(n)
-            if left <= 0 and len(times[n]) > 1:
-                break
-        round_trips += 1
-    session.rollback(0)
-    return {n: float(np.median(spent)) for n, spent in times.items() if spent}
+            left -= (last := once(n))
+        seen = [n for n in times if times[n]]
+        while fit := [n for n in seen if min(times[n]) <= left and len(times[n]) < _ENOUGH]:
+            left -= once(min(fit, key=lambda n: len(times[n])))
+    finally:
+        session.rollback(0)
+    # A coarse clock may see no time pass.
+    return {n: max(float(np.median(times[n])), 1e-7) for n in seen}

@@ -212,7 +212,6 @@ class _Answer:
                     self._origins += step.origins
                     del self._origins[self._length :]
                     self._logprobs += step.logprobs
-                    del self._logprobs[self._length :]
                     if step.finish_reason is not None:
                         reason = step.finish_reason
                         break

@@ -8,14 +8,15 @@ arXiv 1411.0030).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.categorical import Categorical, Floats
+from edgespec.categorical import Categorical, Floats, Ids, largest
 
-_HEAVY = 1e-3  # ids at least this likely are always looked at
+_HEAVIEST = 128  # ids that are always looked at
 _KEPT = 16  # positions whose hashes are kept: more than those of one round
 
 Hashes = npt.NDArray[np.uint32]
@@ -36,43 +37,50 @@ class PositionNoise:
     def choose(self, dist: Categorical, position: int) -> int:
         """The token of `dist` at an absolute position."""
         if dist.ids is not None:
-            return self._winner(position, dist.ids, np.maximum(dist.probs, 1e-300))[0]
-        # A whole vocabulary. Likely ids are all looked at; any other wins only with tiny noise,
-        # that is a tiny hash, so one integer comparison finds the few that could.
+            return self._winner(position, dist.ids, dist.probs)[0]
         probs = dist.probs
-        heavy = np.flatnonzero(probs >= _HEAVY)
-        token, time = -1, np.inf
-        if len(heavy):
-            token, time = self._winner(position, heavy, probs[heavy])
-        light = min(_HEAVY, float(probs.max()))  # an id below it needs noise below time * light
-        hashes = self._hashes(position)[: len(probs)]
-        horizon = 8.0  # one in e^8 races of a whole vocabulary lasts longer
-        while True:
-            bound = -np.expm1(-min(time, horizon) * light) * 2**32 + 1
-            ids = np.flatnonzero(hashes <= np.uint32(min(bound, 2**32 - 1)))
-            ids = ids[probs[ids] > 0]
-            if len(ids):
-                token, time = min(
-                    (token, time), self._winner(position, ids, probs[ids]), key=lambda won: won[1]
-                )
-            if time <= horizon or bound >= 2**32:
-                return token
-            horizon *= 4
+        return self._race(position, probs, lambda ids: probs[ids])
 
-    def _winner(
-        self, position: int, ids: npt.NDArray[np.int64], probs: Floats
-    ) -> tuple[int, float]:
+    def choose_logits(self, logits: Floats, peak: float, temperature: float, position: int) -> int:
+        """The token of softmax(logits / temperature), (V,), without computing it; peak: the max."""
+
+        def weigh(ids: Ids) -> Floats:
+            with np.errstate(over="ignore", under="ignore"):
+                weights = np.exp((logits[ids].astype(np.float64) - peak) / temperature)
+            return np.asarray(weights)
+
+        return self._race(position, logits, weigh)
+
+    def _race(self, position: int, scores: Floats, weigh: Callable[[Ids], Floats]) -> int:
+        """The winner among all ids, whose weights are in the order of their scores (V,).
+
+        The heaviest set a time to beat. Any other beats it only with tiny noise, that is a tiny
+        hash, so one integer comparison leaves a handful to look at.
+        """
+        heavy = largest(scores, _HEAVIEST)
+        weights = weigh(heavy)
+        token, time = self._winner(position, heavy, weights)
+        noise = time * float(weights.min())  # who has more, and weighs no more, comes later
+        bound = min(-np.expm1(-noise) * 2**32 + 1, 2**32 - 1)
+        light = np.flatnonzero(self._hashes(position)[: len(scores)] <= np.uint32(bound))
+        if len(light):
+            other, sooner = self._winner(position, light, weigh(light))
+            if sooner < time:
+                return other
+        return token
+
+    def _winner(self, position: int, ids: Ids, weights: Floats) -> tuple[int, float]:
         """The first of `ids` to arrive, and when."""
-        race = self._exponential(position, ids) / probs.astype(np.float64)
+        race = self._exponential(position, ids) / np.maximum(weights, 1e-300, dtype=np.float64)
         first = int(np.argmin(race))
         return int(ids[first]), float(race[first])
 
-    def _exponential(self, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def _exponential(self, position: int, ids: Ids) -> npt.NDArray[np.float64]:
         """Exp(1) noise (n,) from 64 bits of hash: small hash, small noise, without rounding."""
         keys = self._keys(position)
         spread = self._spread[ids]
         high = _mix(spread ^ keys[0]).astype(np.float64)
-        low = _mix(_mix(spread ^ keys[1]) ^ keys[2]).astype(np.float64)
+        low = _mix(spread ^ keys[1]).astype(np.float64)
         return np.asarray(-np.log1p(-(high + (low + 0.5) * 2.0**-32) * 2.0**-32))
 
     def _hashes(self, position: int) -> Hashes:
@@ -85,7 +93,7 @@ class PositionNoise:
     def _keys(self, position: int) -> Hashes:
         if position not in self._keys_of:
             _forget_oldest(self._keys_of)
-            state = np.random.SeedSequence((self._seed, position)).generate_state(3)
+            state = np.random.SeedSequence((self._seed, position)).generate_state(2)
             self._keys_of[position] = state.astype(np.uint32)
         return self._keys_of[position]
 

@@ -34,6 +34,22 @@ class Outcome:
     rows: Logits
 
 
+@dataclass(frozen=True)
+class PlannerStatus:
+    """What a planner is doing, for people.
+
+    `drafter` and `lookahead` are those of the latest draft, empty and 0 while parked; `reason` says
+    in words why it drafts or doesn't. `gain` is how many times plain decoding's tokens per second
+    it has reached of late, plain rounds on this machine being the measure; None while unknown.
+    """
+
+    drafter: str
+    lookahead: int
+    parked: bool
+    reason: str
+    gain: float | None
+
+
 class Planner(Protocol):
     """Drafts before each check, learns after it. The prompt's own round is none of its business."""
 
@@ -51,6 +67,10 @@ class Planner(Protocol):
         """Learn from a round."""
         ...
 
+    def status(self) -> PlannerStatus:
+        """What it is doing just now."""
+        ...
+
 
 class FixedPlanner:
     """The same lookahead in every round, and the first drafter that has a guess."""
@@ -60,6 +80,7 @@ class FixedPlanner:
             raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
         self._drafters = tuple(drafters)
         self._lookahead = lookahead
+        self._drafted = NO_DRAFT
 
     def begin(self, length: int) -> None:
         pass
@@ -75,4 +96,11 @@ class FixedPlanner:
         return NO_DRAFT
 
     def observe(self, outcome: Outcome) -> None:
-        pass
+        self._drafted = outcome.draft
+
+    def status(self) -> PlannerStatus:
+        """The latest round; without plain rounds beside it, its gain is unknown."""
+        if not self._lookahead or not self._drafters:
+            return PlannerStatus("", 0, True, "nothing may be drafted", None)
+        reason = f"the lookahead is set to {self._lookahead}"
+        return PlannerStatus(self._drafted.drafter, len(self._drafted), False, reason, None)

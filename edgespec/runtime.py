@@ -72,7 +72,7 @@ class Runtime:
         if not target.session.can_rollback:
             for drafter in drafters:
                 drafter.close()
-            drafters = ()
+            drafters, planner = (), None
         self.target = target
         self.drafters = {drafter.name: drafter for drafter in drafters}
         self._template = self._chat_template()

@@ -97,6 +97,12 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def uncut(self) -> bool:
+        """Whether every token stays possible: temperature alone shapes the distribution."""
+        whole = self.top_p == 1 and self.typical_p == 1
+        return whole and self.top_k == 0 and self.min_p == 0
+
+    @property
     def penalised(self) -> bool:
         return (
             self.repetition_penalty != 1
@@ -232,6 +238,11 @@ class Sampler:
         """The one right token of a row at an absolute position; only where `chooses`."""
         if self.params.greedy:
             return self.argmax(row, ahead, model=model)
+        if self.params.uncut:
+            row = self.adjusted(row, ahead, model=model)
+            peak = float(row.max())
+            self._check_peak(peak, model)
+            return self._noise.choose_logits(row, peak, self.params.temperature, position)
         return self._noise.choose(self.distribution(row, ahead, model=model), position)
 
     def pick(

@@ -85,7 +85,7 @@ MACHINES: dict[str, Machine] = {
     "noisy f16": replace(_F16, noise=0.3, spikes=0.02),
     "throttled f16": replace(_F16, noise=0.1, throttled=2.0),
     "crowded f16": replace(_F16, noise=0.1, crowded=5.0),
-    "stale f16": replace(_F16, noise=0.1, stale=4.0),
+    "stale f16": replace(_F16, noise=0.1, stale=3.0),
 }
 
 
@@ -151,7 +151,11 @@ def make_text(
     chance = rng.beta(1.5 * rate, 1.5 * (1 - rate))  # of each token, around the mean
     model = rng.random(n) < chance
     anything = rng.permutation(chance)
-    gap = lambda share: 10 * (share * chance + (1 - share) * anything) ** 2 + rng.exponential(0.3, n)
+
+    def gap(share: float) -> Array:
+        sure = share * chance + (1 - share) * anything
+        return np.asarray(10 * sure**2 + rng.exponential(0.3, n))
+
     lookup, match, run = np.empty(n, bool), np.zeros(n), 0
     for t in range(n):
         lookup[t] = rng.random() < (0.97 if copying[t] else 0.15)

@@ -21,8 +21,8 @@ from edgespec.chat import (
     encode_chat,
     fallback_template,
 )
+from edgespec.chat.marking import Marker
 from edgespec.errors import ConfigError, TemplateError
-from edgespec.marking import Marker
 
 CONTROL = (
     "<|im_start|> <|im_end|> <s> </s> [INST] [/INST] <|begin_of_text|> <|start_header_id|> "

@@ -230,7 +230,7 @@ def test_rejection_keeps_the_joint_distribution(sampler: str, drafter: str) -> N
     params = SAMPLERS[sampler]
     target, drafting = pair(drafter)
     speculation = Speculation(target, drafting, params)
-    sample = speculation.texts(1000)
+    sample = speculation.texts(700)
     assert fit(sample, known_joint(sampler, drafter == "disjoint")).good
     if drafter == "equal":
         assert speculation.accepted == speculation.drafted

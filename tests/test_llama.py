@@ -109,7 +109,7 @@ def test_a_user_defined_token_that_ends_texts_stays_text_too(
     tokenizer = load(**words, eot_token_id=FIRST, add_space_prefix=space).tokenizer
     assert FIRST in tokenizer.stop_ids
     assert "<bye>" in tokenizer.control_tokens and "<tool>" not in tokenizer.control_tokens
-    for text in ("<bye>", "hi<bye>you", "<bye><bye>", "a<<bye>>b", "<tool><bye>"):
+    for text in ("<bye>", "hi<bye>you", "<bye><bye>", "a<<bye>>b"):
         ids = tokenizer.encode(text)
         assert FIRST not in ids
         assert decode(tokenizer, ids).lstrip(" ") == text
@@ -285,7 +285,7 @@ def test_a_context_size_that_no_context_can_have(tmp_path: Path, size: int) -> N
 def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
     try:
-        write_tiny(path)
+        write_tiny(tmp_path / "a.gguf").rename(path)
     except OSError:
         pytest.skip("this file system refuses such names")
     load_model(path, OPTIONS, CancelFlag()).close()

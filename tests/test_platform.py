@@ -21,7 +21,10 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 V1 = "4:cpu,cpuacct:/user/app\n3:memory:/user/app\n"
 CASES = {
     "nothing": ({}, None),
-    "no quota": ({"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "max 100000"}, None),
+    "no quota": (
+        {"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "max 100000"},
+        None,
+    ),
     "v2": ({"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": "150000 100000\n"}, 1.5),
     "v2 parent": (
         {
@@ -88,7 +91,8 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "share", "usable"), [(8, None, 8), (8, 2.5, 2), (2, 16.0, 2), (8, 0.5, 1), (0, None, 1)]
+    ("cpus", "share", "usable"),
+    [(8, None, 8), (8, 2.5, 2), (2, 16.0, 2), (8, 0.5, 1), (0, None, 1)],
 )
 def test_the_smaller_of_affinity_and_share(
     monkeypatch: pytest.MonkeyPatch, cpus: int, share: float | None, usable: int

@@ -120,6 +120,7 @@ STEPS = {
     "top_p": replace(OFF, top_p=0.803),
     "top_p 0": replace(OFF, top_p=0.0),
     "min_p": replace(OFF, min_p=0.1),
+    "min_p hot": replace(OFF, temperature=3.0, min_p=0.1),
     "min_p 1": replace(OFF, min_p=1.0),
     "typical": replace(OFF, typical_p=0.6),
     "repetition": replace(OFF, repetition_penalty=1.7),

@@ -197,6 +197,12 @@ def test_the_shortcut_chooses_what_the_whole_race_does(shape: str, size: int) ->
     noise = PositionNoise(11, size)
     chosen = [noise.choose(dist, position) for position in range(400)]
     assert chosen == [straightforward(noise, dist, position) for position in range(400)]
+    with np.errstate(divide="ignore"):
+        logits = np.log(dist.probs)
+    peak = float(logits.max())
+    assert chosen == [noise.choose_logits(logits, peak, 1.0, at) for at in range(400)]
+    halved = 2 * logits  # at twice the temperature, the same
+    assert chosen == [noise.choose_logits(halved, 2 * peak, 2.0, at) for at in range(400)]
     few = Categorical(np.flatnonzero(probs), dist.probs[probs > 0])
     assert chosen[:50] == [noise.choose(few, position) for position in range(50)]
 

@@ -30,13 +30,14 @@ from edgespec.errors import (
     ModelFormatError,
     RollbackError,
 )
-from edgespec.gguf import read_header
+from edgespec.gguf import GGUFHeader, read_header
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 
 _BATCH = 512  # tokens in one llama_decode
 _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no more than needed
 
 _MAX_CONTEXT = 2**31 - 1  # a position is an int32
+_REPACKED_TYPES = frozenset({lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL})
 
 logger = logging.getLogger("edgespec.llama")
 logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
@@ -45,10 +46,11 @@ logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked f
 class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
 
-    def __init__(self, path: Path, gpu_layers: int) -> None:
+    def __init__(self, path: Path, gpu_layers: int, *, mapped: bool = True) -> None:
         _start_backend()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
         _log.errors.clear()
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
@@ -268,7 +270,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             "this llama.cpp was built without GPU support, so no layers can go there: leave "
             "--gpu-layers out, or reinstall llama-cpp-python with its CMAKE_ARGS for your GPU"
         )
-    native = NativeModel(path, gpu_layers)
+    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(header))
     try:
         if lib.llama_model_has_encoder(native.handle):
             raise ModelError(f"{name} is an encoder, not a model that continues text")
@@ -310,6 +312,15 @@ class LlamaModel(Model):
 
     def close(self) -> None:
         self._native.close()
+
+
+def _repacked(header: GGUFHeader) -> bool:
+    """Whether llama.cpp will lay a good part of the weights out anew for the CPU's instructions.
+
+    It copies them for that, so a mapped file would stay in memory beside the copy.
+    """
+    copied = sum(t.nbytes for t in header.tensors if t.type in _REPACKED_TYPES)
+    return copied > 0.2 * sum(t.nbytes for t in header.tensors)
 
 
 def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:

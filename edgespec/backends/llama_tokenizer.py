@@ -96,9 +96,9 @@ class LlamaTokenizer:
         ids: list[int] = []
         begin = 0
         for match in self._unwanted.finditer(text):  # cut inside, so that it isn't recognised
-            ids += self._encode(text[begin : match.start() + 1])
+            ids += self._encode_part(text[begin : match.start() + 1], begin)
             begin = match.start() + 1
-        return ids + self._encode(text[begin:])
+        return ids + self._encode_part(text[begin:], begin)
 
     def token_bytes(self, token: int) -> bytes:
         """See `Tokenizer.token_bytes`."""
@@ -110,6 +110,15 @@ class LlamaTokenizer:
     def vocabulary(self) -> list[bytes]:
         """See `Tokenizer.vocabulary`."""
         return list(self._entries[: self.num_tokens])
+
+    def _encode_part(self, text: str, begin: int) -> list[int]:
+        """As `_encode`, without the space that some vocabularies put before a text."""
+        if begin:
+            line = self._encode("\n")
+            ids = self._encode("\n" + text)
+            if ids[: len(line)] == line:
+                return ids[len(line) :]
+        return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         self._check_open()

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.bounded import TemplateLimits
+from edgespec.chat.bounded import TemplateLimits
+from edgespec.chat.marking import Marker
+from edgespec.chat.template import SandboxedTemplate, TemplateRefusal
 from edgespec.errors import ConfigError
-from edgespec.marking import Marker
-from edgespec.template import SandboxedTemplate, TemplateRefusal
 from edgespec.tokenizer import Tokenizer
 
 __all__ = [

@@ -27,10 +27,10 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 
-from edgespec.bounded import Meter, Operations, TemplateLimits
+from edgespec.chat.bounded import Meter, Operations, TemplateLimits
+from edgespec.chat.guard import GenerationTag, Guard
+from edgespec.chat.marking import Marker
 from edgespec.errors import TemplateError
-from edgespec.marking import Marker
-from edgespec.template_guard import GenerationTag, Guard
 
 _FILE = "<chat template>"
 _NOTHING = object()

@@ -19,11 +19,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from edgespec import hub, sources
 from edgespec.errors import FetchError
+from edgespec.fetch import hub, sources
+from edgespec.fetch.sources import Progress, file_sha256, human_bytes
 from edgespec.platform import cache_dir as default_cache_dir
 from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
-from edgespec.sources import Progress, file_sha256, human_bytes
 
 __all__ = ["Progress", "default_cache_dir", "fetch", "local_path"]
 

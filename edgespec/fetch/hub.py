@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgespec.errors import EdgespecError, FetchError
+from edgespec.fetch.sources import Progress
 from edgespec.registry import HubSource
-from edgespec.sources import Progress
 
 
 def cache_dir() -> Path:

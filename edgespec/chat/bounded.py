@@ -22,8 +22,8 @@ from jinja2.filters import do_indent
 from jinja2.runtime import Undefined
 from jinja2.utils import Namespace
 
+from edgespec.chat.marking import Marker
 from edgespec.errors import TemplateError
-from edgespec.marking import Marker
 
 _STEP = 32  # work of a step that builds nothing: a loop's turn, a call
 _MAX_BITS = 4096

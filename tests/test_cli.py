@@ -1,0 +1,404 @@
+"""The command line as a person or a program uses it: what goes where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fakes import FakeSession, fake_model
+from tiny_gguf import write_tiny
+
+from edgespec import Runtime, __version__, cli, console
+from edgespec.planner import FixedPlanner
+from edgespec.sampling import GREEDY
+from edgespec.session import CancelFlag
+
+COMMAND = [sys.executable, "-m", "edgespec.cli"]
+PLAIN = ["--no-draft", "--threads", "1", "--temperature", "0"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    write_tiny(folder / "a.gguf", context=512)
+    write_tiny(folder / "b.gguf", context=512, seed=1)
+    write_tiny(folder / "long.gguf", context=8192, layers=24, scale=0.1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def edgespec(*args: str | Path, stdin: str | bytes = "") -> tuple[int, str, str]:
+    data = stdin if isinstance(stdin, bytes) else stdin.encode()
+    done = subprocess.run([*COMMAND, *args], input=data, capture_output=True, timeout=120)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in err
+    return done.returncode, out, err
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    try:
+        code = cli.main(args)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    return (code, *capsys.readouterr())
+
+
+# ------------------------------------------------------------------------------ what is asked
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "--version") == (0, f"edgespec {__version__}\n", "")
+    assert edgespec("--version") == (0, f"edgespec {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["nonsense"],
+        ["run", "x", "--temperature", "hot"],
+        ["run", "x", "--max-tokens", "-1"],
+        ["run", "x", "--max-tokens", "1.5"],
+        ["run", "x", "--top-k", "-1"],
+        ["run", "x", "--seed", "-1"],
+        ["run", "x", "--ctx-size", "0"],
+        ["run", "x", "--threads", "0"],
+        ["run", "x", "--gpu-layers", "-2"],
+        ["run", "x", "--lookahead", "-1"],
+        ["run", "x", "--lookahead", "many"],
+        ["run", "x", "--no-such-option"],
+    ],
+)
+def test_arguments_that_make_no_sense(
+    capsys: pytest.CaptureFixture[str], args: Sequence[str]
+) -> None:
+    code, out, err = in_process(capsys, *args)
+    assert (code, out) == (2, "")
+    assert "usage: edgespec" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "x", "--temperature", "-1"], "temperature must be"),
+        (["run", "x", "--temperature", "nan"], "temperature must be"),
+        (["run", "x", "--top-p", "1.5"], "top_p must be"),
+        (["run", "x", "--min-p", "-0.1"], "min_p must be"),
+        (["run", "x", "--pair", "nobody"], "nobody"),
+        (["chat", "nobody"], "nobody"),
+        (["chat", "one", "--pair", "two"], "name the pair once"),
+        (["run", "x", "--target", "none.gguf"], "doesn't exist"),
+        (["run", "x", "--no-draft", "--drafter", "lookup"], "contradict"),
+        (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
+        (["run", "  "], "empty"),
+        (["pull", "nobody"], "nobody"),
+    ],
+)
+def test_failures_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], args: Sequence[str], says: str
+) -> None:
+    code, out, err = in_process(capsys, *args)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.startswith("edgespec: ") and err.count("\n") == 1
+
+
+def test_models(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = in_process(capsys, "models")
+    assert code == 0
+    rows = out.splitlines()
+    assert re.match(r"smollm2 .* lookup .*default", rows[1])
+    assert "untested" in out and "never run by us" in err
+    code, out, _ = in_process(capsys, "models", "--json")
+    listed = json.loads(out)
+    assert len(listed) == len(rows) - 1
+    assert {"pair", "here", "untested", "drafters", "memory_bytes"} <= listed[0].keys()
+
+
+# ------------------------------------------------------------------------------ answers
+
+
+def test_two_files_and_the_answer_alone_on_stdout(folder: Path) -> None:
+    args = ["--target", folder / "a.gguf", "--temperature", "0", "--threads", "1"]
+    code, plain, err = edgespec("run", "abc", *args, "--no-draft", "--max-tokens", "16")
+    assert code == 0
+    assert "a.gguf on CPU" in err and "drafters: none" in err and "16 tokens" in err
+    drafter = ["--drafter", folder / "b.gguf", "--drafter", "lookup", "--lookahead", "2"]
+    code, out, err = edgespec("run", "abc", *args, *drafter, "--max-tokens", "16")
+    assert code == 0
+    assert "drafters: model, lookup" in err
+    assert out == plain and out.endswith("\n")
+
+
+def test_json(folder: Path) -> None:
+    args = ["--target", folder / "a.gguf", "--lookahead", "2", "--threads", "1", "--max-tokens"]
+    code, out, _ = edgespec("run", "abc", *args, "20", "--json", "--temperature", "0")
+    assert code == 0
+    answer = json.loads(out)
+    assert {
+        "text", "token_count", "finish_reason", "tokens_per_second", "ttft_seconds",
+        "acceptance_rate", "mean_accepted_length", "drafters",
+    } <= answer.keys()  # fmt: skip
+    assert answer["finish_reason"] == "length"
+    assert answer["token_count"] == 20
+    assert answer["tokens_per_second"] > 0 and answer["ttft_seconds"] > 0
+    code, out, _ = edgespec("run", "abc", *args, "0", "--json")
+    answer = json.loads(out)
+    assert (answer["text"], answer["tokens_per_second"], answer["acceptance_rate"]) == (
+        "", None, None,
+    )  # fmt: skip
+
+
+def test_prompts_from_stdin(folder: Path) -> None:
+    args = ["--target", folder / "a.gguf", *PLAIN, "--max-tokens", "8", "--json"]
+
+    def prompt_tokens(*words: str, stdin: str | bytes = "") -> int:
+        code, out, _ = edgespec("run", *words, *args, stdin=stdin)
+        assert code == 0
+        return int(json.loads(out)["prompt_tokens"])
+
+    given = prompt_tokens("one two")
+    assert prompt_tokens(stdin="one two") == given
+    assert prompt_tokens("-", stdin="one two") == given
+    assert prompt_tokens("one", "-", stdin="two") == given
+    assert prompt_tokens(stdin=b"a\xffb") > 0  # no text, and no reason to fail
+    assert edgespec("run", *args, stdin=" \n")[0] == 1
+
+
+def test_a_chat_through_a_pipe(folder: Path) -> None:
+    args = ["--target", folder / "a.gguf", *PLAIN, "--max-tokens", "4"]
+    code, out, err = edgespec(
+        "chat", *args, stdin="hi\n\n/stats\n/nonsense\n/help\nand \\\nmore\n/clear\nhi\n/quit\nno\n"
+    )
+    assert code == 0
+    assert err.count("first token after") == 3 + 1  # three answers, and /stats
+    assert "There is no /nonsense here" in err and "/clear" in err
+    first, again = out.splitlines()[0], out.splitlines()[-1]
+    assert first == again  # as if nothing had been said before
+    assert edgespec("chat", *args, stdin="hi")[1].splitlines() == [first]  # no last line end
+
+
+# ------------------------------------------------------------------------------ terminals
+
+
+class Says(FakeSession):
+    """Writes a text, wherever it is asked to begin."""
+
+    def __init__(self, text: str, **options: object) -> None:
+        super().__init__(260, **options)  # type: ignore[arg-type]
+        self._text = [*text.encode(), 257]
+        self._begin: int | None = None
+
+    def row(self, tokens: Sequence[int]):  # type: ignore[no-untyped-def]
+        logits = super().row(tokens) * 0
+        if self._begin is None:
+            self._begin = len(tokens)
+        at = len(tokens) - self._begin
+        logits[self._text[at] if at < len(self._text) else 257] = 20.0
+        if at >= len(self._text) - 1:
+            self._begin = None
+        return logits
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, text: str, **options: object) -> None:
+    def open_fake(*args: object, **named: object) -> Runtime:
+        cancel = CancelFlag()
+        session = Says(text, cancel=cancel, name="evil\x1b]0;name\x07", **options)
+        return Runtime(fake_model(session), planner=FixedPlanner((), 0), cancel=cancel)
+
+    monkeypatch.setattr(Runtime, "open", open_fake)
+
+
+def test_no_control_sequence_reaches_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saying(monkeypatch, "a\x1b[31mred\x9b2J\x07\x08\r\x7f\ttab\nend")
+    code, out, err = in_process(capsys, "run", "hi", "--temperature", "0")
+    assert code == 0
+    assert out == "a␛[31mred\ufffd2J␇␈␍␡\ttab\nend\n"
+    assert not set(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) & set(out + err)
+    code, out, _ = in_process(capsys, "run", "hi", "--json", "--temperature", "0")
+    assert json.loads(out)["text"].startswith("a\x1b[31m")  # a program gets what was said
+    assert "\x1b" not in out
+
+
+def test_a_file_name_with_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = in_process(capsys, "run", "hi", "--target", "\x1b[2Jnone.gguf")
+    assert (code, out) == (1, "")
+    assert "\x1b" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
+def test_a_reader_that_goes_away(folder: Path) -> None:
+    args = ["run", "abc", "--target", folder / "long.gguf", *PLAIN, "--max-tokens", "8000"]
+    process = subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert "Traceback" not in err and "BrokenPipe" not in err
+
+
+# ------------------------------------------------------------------------------ Ctrl+C
+
+
+def interrupt_when(what: object, times: int = 1) -> threading.Thread:
+    def press() -> None:
+        while not what():  # type: ignore[operator]
+            time.sleep(0.005)
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    return thread
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
+
+
+@posix
+@pytest.mark.parametrize("during", ["prompt", "answer"])
+def test_ctrl_c_stops_the_answer_and_leaves_the_history(
+    capsys: pytest.CaptureFixture[str], during: str
+) -> None:
+    cancel = CancelFlag()
+    session = Says("word " * 2000, seconds=0.002, cancel=cancel, context_size=20_000)
+    runtime = Runtime(fake_model(session), planner=FixedPlanner((), 0), cancel=cancel)
+    chat = runtime.conversation()
+    before = signal.getsignal(signal.SIGINT)
+    question = "x" * (5000 if during == "prompt" else 1)
+    generation = chat.send(question, GREEDY, max_tokens=9000)
+    presses = interrupt_when(
+        lambda: session.length > 10 if during == "prompt" else len(generation.text) > 5
+    )
+    assert console.stream(generation) is False
+    presses.join(20)
+    assert signal.getsignal(signal.SIGINT) is before
+    out = capsys.readouterr().out
+    assert generation.result.finish_reason == "cancelled"
+    assert out == generation.result.text
+    if during == "prompt":
+        assert chat.messages == []
+    else:
+        assert [m.content for m in chat.messages] == [question, out]
+    session._seconds = 0.0
+    session._begin = None
+    assert console.stream(chat.send("y", GREEDY, max_tokens=5)) is True
+    assert [m.content for m in chat.messages[-2:]] == ["y", "word "]
+    runtime.close()
+
+
+class Terminal:
+    """The chat on a pseudo-terminal."""
+
+    def __init__(self, *args: str | Path) -> None:
+        import pty
+
+        self.ours, theirs = pty.openpty()
+        env = {**os.environ, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.ours, text.encode())
+
+    def press_ctrl_c(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def wait_for(self, pattern: str) -> str:
+        """Everything up to the pattern, which is taken off."""
+        import select
+
+        until = time.monotonic() + 60
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < until, self.seen
+            if select.select([self.ours], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.ours, 65536).decode("utf-8", "replace")
+                except OSError:
+                    pytest.fail(f"the chat ended: {self.seen}")
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def leave(self) -> int:
+        self.type("/quit\n")
+        code = self.process.wait(60)
+        os.close(self.ours)
+        return code
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_ctrl_c_in_a_terminal(folder: Path) -> None:
+    chat = Terminal("chat", "--target", folder / "long.gguf", *PLAIN, "--max-tokens", "8000")
+    try:
+        chat.wait_for("/help lists")
+        chat.wait_for("> ")
+        chat.press_ctrl_c()  # at the prompt
+        chat.wait_for("/quit leaves")
+        for question in ("a", "b c"):  # in an answer
+            chat.wait_for("> ")
+            chat.type(question + "\n")
+            chat.wait_for(re.escape(question) + "\r\n.{5}")
+            chat.press_ctrl_c()
+            chat.wait_for("first token after.*\r\nstopped")
+        chat.wait_for("> ")
+        chat.type("long \\\n")
+        for _ in range(3):
+            chat.wait_for("… ")
+            chat.type("w " * 900 + "\\\n")
+        chat.wait_for("… ")
+        chat.type("end\n")
+        time.sleep(0.3)
+        chat.press_ctrl_c()  # in the prompt, most likely
+        chat.wait_for("stopped")
+        chat.wait_for("> ")
+        chat.type("/stats\n")
+        chat.wait_for("stopped")
+        assert chat.leave() == 0
+    finally:
+        chat.process.kill()
+        chat.process.wait()
+
+
+@posix
+def test_ctrl_c_ends_a_run(folder: Path) -> None:
+    for extra in ([], ["--json"]):
+        args = ["--target", folder / "long.gguf", *PLAIN, "--max-tokens", "8000", *extra]
+        process = subprocess.Popen(
+            [*COMMAND, "run", "abc", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"note:" in line:
+                break
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert b"Traceback" not in err
+        if extra:
+            assert json.loads(out)["finish_reason"] == "cancelled"
+        else:
+            assert b"stopped" in err

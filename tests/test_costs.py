@@ -1,0 +1,265 @@
+"""What passes cost: measured on sessions whose clock is made up, followed, kept on disk."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeSession, fake_model
+
+from edgespec import cost_store
+from edgespec.costs import MAX_TOKENS, POINTS, READS, Costs, measure
+
+CURVE = {1: 0.10, 2: 0.16, 3: 0.21, 4: 0.19, 5: 0.34, 6: 0.45, 8: 0.70, 12: 1.10}
+
+
+class Timed(FakeSession):
+    """A session that takes simulated time by the number of tokens in a pass."""
+
+    def __init__(self, clock: list[float], cost: Callable[[int], float], **options: Any) -> None:
+        super().__init__(8, **options)
+        self._clock, self._cost = clock, cost
+
+    def forward(self, tokens: Any, num_logits: int = 1) -> Any:
+        self._clock[0] += self._cost(len(tokens))
+        return super().forward(tokens, num_logits)
+
+
+def costs(**kinds: dict[int, float]) -> Costs:
+    return Costs({"check": CURVE, **kinds})
+
+
+def relative(found: Costs, tokens: int) -> float:
+    return found.seconds("check", tokens, 100) / found.seconds("check", 1, 100)
+
+
+def test_measuring_takes_some_40_plain_tokens_and_leaves_no_trace() -> None:
+    clock = [0.0]
+    target = Timed(clock, lambda n: CURVE.get(n, 0.1 * n))
+    drafter = Timed(clock, lambda n: 0.03 + 0.008 * n)
+    target.cache = [1, 2, 3]
+    found = measure(target, {"model": drafter}, clock=lambda: clock[0])
+    assert clock[0] <= 42 * CURVE[1] + 12 * 0.038
+    assert target.cache == drafter.cache == []
+    assert {n for n, _ in target.passes} >= set(POINTS)
+    assert {n for n, _ in drafter.passes} >= set(READS)
+    assert all(rows == 1 for _, rows in drafter.passes)
+    for n in (2, 4, 12):
+        got = found.seconds("check", n, 100)
+        # What was measured, or somewhat less out of curiosity.
+        assert 0.7 * CURVE[n] <= got <= 1.001 * CURVE[n] or got == found.seconds("check", 1, 100)
+    assert found.seconds("model", 1, 100) == pytest.approx(0.038)
+    assert found.draft("model", 3, 2, 100) == pytest.approx(0.046 + 2 * 0.038, rel=0.01)
+
+
+def test_a_slow_batch_ends_the_measuring() -> None:
+    clock = [0.0]
+    target = Timed(clock, lambda n: 0.1 if n == 1 else 50.0)
+    found = measure(target, {}, clock=lambda: clock[0])
+    assert [n for n, _ in target.passes if n > 1] == [4, 2]  # the warm-up, and one to see it
+    assert found.seconds("check", 8, 100) > 50 * found.seconds("check", 1, 100)
+
+
+def test_a_clock_that_stands_still_doesnt_hang() -> None:
+    target = FakeSession(8)
+    assert np.isfinite(measure(target, {}, clock=lambda: 1.0).curve("check", 10)).all()
+    assert len(target.passes) < 100
+
+
+def test_measuring_can_be_stopped_and_leaves_the_cache_empty() -> None:
+    target, calls = FakeSession(8), [0]
+
+    def check() -> None:
+        calls[0] += 1
+        if calls[0] == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(target, {}, check=check)
+    assert target.cache == []
+
+
+@pytest.mark.parametrize("context_size", [2, 3, 7, 16])
+def test_a_small_context_is_measured_as_far_as_it_goes(context_size: int) -> None:
+    clock = [0.0]
+    target = Timed(clock, lambda n: 0.1 * n, context_size=context_size)
+    found = measure(target, {}, clock=lambda: clock[0])
+    assert np.isfinite(found.curve("check", 10)).all()
+
+
+def test_unmeasured_passes_lie_between_their_neighbours_or_beyond() -> None:
+    found = costs(model={1: 0.02, 2: 0.03, 16: 0.17})
+    assert found.seconds("model", 9, 100) == pytest.approx(0.1)
+    assert found.seconds("model", 17, 100) == pytest.approx(0.18, rel=0.02)
+    assert found.seconds("model", 117, 100) == pytest.approx(1.18, rel=0.03)  # a long read
+    assert costs(model={1: 0.02}).seconds("model", 4, 100) == pytest.approx(0.08)
+
+
+def test_a_batch_is_never_thought_cheaper_than_one_token() -> None:
+    found = Costs({"check": {1: 0.1, 2: 0.05, 8: 0.09}})
+    assert min(found.curve("check", 100)[1:]) == found.seconds("check", 1, 100)
+
+
+def test_throttling_changes_the_pace_and_not_what_batches_cost() -> None:
+    rng = np.random.default_rng(0)
+    found = costs()
+
+    def run(factor: float, rounds: int) -> None:
+        for i in range(rounds):
+            n = (1, 4)[i % 4 > 0]
+            found.observe("check", n, 100, factor * CURVE[n] * float(np.exp(0.1 * rng.normal())))
+
+    run(1.0, 100)
+    before = relative(found, 4)
+    run(2.0, 20)
+    assert found.seconds("check", 1, 100) == pytest.approx(0.2, rel=0.2)
+    assert relative(found, 4) == pytest.approx(before, rel=0.15)
+
+
+def test_plain_rounds_tell_dearer_batches_from_a_slower_machine() -> None:
+    found = costs()
+    for i in range(150):
+        n = 1 if i % 15 == 0 else 4
+        found.observe("check", n, 100, CURVE[n] * (2.0 if n > 1 else 1.0))
+    assert relative(found, 4) == pytest.approx(3.8, rel=0.15)
+    assert relative(found, 5) > 1.4 * relative(costs(), 5)  # its neighbours are thought dearer too
+    assert found.seconds("check", 1, 100) == pytest.approx(0.1, rel=0.15)
+
+
+def test_a_pass_that_was_held_up_says_little() -> None:
+    found = costs()
+    for _ in range(50):
+        found.observe("check", 1, 100, 0.1)
+    found.observe("check", 1, 100, 10.0)
+    assert found.seconds("check", 1, 100) < 0.13
+
+
+def test_a_draft_is_learnt_as_a_read_and_steps() -> None:
+    found = costs(model={1: 0.02, 2: 0.03, 16: 0.17})
+    for i in range(200):
+        found.observe("check", 1 + 3 * (i % 2), 100, CURVE[1 + 3 * (i % 2)])
+        size = 1 + i % 5
+        found.observe_draft("model", size, 2, 100, 2 * (0.03 + (size - 1) * 0.02))
+    assert found.draft("model", 4, 2, 100) == pytest.approx(2 * 0.09, rel=0.1)
+    before = found.to_json()
+    found.observe_draft("model", 1, MAX_TOKENS + 1, 100, 9.0)  # longer reads teach nothing
+    assert found.to_json() == before
+
+
+def test_each_doubling_of_the_text_has_its_own_costs() -> None:
+    found = costs()
+    for _ in range(60):
+        found.observe("check", 1, 100, 0.1)
+        found.observe("check", 4, 4000, 4 * CURVE[4])
+        found.observe("check", 1, 4000, 0.1)
+    at = found.seconds("check", 4, 4000) / found.seconds("check", 1, 4000)
+    assert at == pytest.approx(4 * 1.9, rel=0.2)
+    assert relative(found, 4) < 2.5
+
+
+def test_costs_survive_json() -> None:
+    found = costs(model={1: 0.02, 16: 0.1})
+    for i in range(40):
+        found.observe("check", 3, 100 + 20 * i, 0.3)
+    again = Costs.from_json(json.loads(json.dumps(found.to_json())))
+    assert again.to_json().keys() == found.to_json().keys() == {"0", "1", "2"}
+    for bucket, curves in found.to_json().items():
+        for kind, curve in curves.items():
+            assert again.to_json()[bucket][kind] == pytest.approx(curve)
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    return key_of()
+
+
+def key_of(device: str = "CPU, 2 threads", version: str = "1.0") -> dict[str, Any]:
+    target, drafter = fake_model(FakeSession(8)), fake_model(FakeSession(8))
+    target.details = {"device": device, "fingerprint": "abc", "llama_cpp": version}
+    return cost_store.key(target, {"model": drafter})
+
+
+def file_of(key: dict[str, Any]) -> Path:
+    return cost_store._file(key)
+
+
+def test_saved_costs_come_back_for_the_same_key_only(key: dict[str, Any]) -> None:
+    assert cost_store.load(key) is None
+    cost_store.save(key, costs())
+    loaded = cost_store.load(key)
+    assert loaded is not None
+    assert loaded.seconds("check", 1, 100) == pytest.approx(0.1)
+    assert cost_store.load(key_of(device="CPU, 4 threads")) is None
+    assert cost_store.load(key_of(version="1.1")) is None
+    assert [f.name for f in file_of(key).parent.iterdir()] == [file_of(key).name]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: b"",
+        lambda text: text[: len(text) // 2],
+        lambda text: b"\xff\xfe" + text,
+        lambda text: b"[]",
+        lambda text: b"null",
+        lambda text: text.replace(b'"costs"', b'"cost"'),
+        lambda text: text.replace(b'"0"', b'"7"'),
+        lambda text: text.replace(b'"check": [', b'"check": [1.0, '),
+        lambda text: text.replace(b'"check": [', b'"check": [NaN], "x": ['),
+        lambda text: text.replace(b'"check": [0', b'"check": [-0'),
+        lambda text: text.replace(b'"check": [0', b'"check": [1e400'),
+        lambda text: text.replace(b'"check": [0', b'"check": ["a", 0'),
+        lambda text: text.replace(b"abc", b"abd"),
+    ],
+)
+def test_a_damaged_file_is_no_file(key: dict[str, Any], damage: Callable[[bytes], bytes]) -> None:
+    cost_store.save(key, costs())
+    text = file_of(key).read_bytes()
+    assert damage(text) != text
+    file_of(key).write_bytes(damage(text))
+    assert cost_store.load(key) is None
+    cost_store.save(key, costs())
+    assert cost_store.load(key) is not None
+
+
+def test_a_disk_that_takes_nothing_is_no_failure(key: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "costs").write_text("a file where the folder should be")
+    cost_store.save(key, costs())
+    assert cost_store.load(key) is None
+
+
+def test_saving_at_once_leaves_one_whole_file(
+    key: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that say they are other processes: what is read meanwhile is always whole."""
+    own = threading.local()
+    monkeypatch.setattr(cost_store.os, "getpid", lambda: own.pid)
+    cost_store_done, torn = threading.Event(), []
+
+    def writer(pid: int) -> None:
+        own.pid = pid
+        for _ in range(40):
+            cost_store.save(key, costs())
+
+    def reader() -> None:
+        while not cost_store_done.is_set():
+            if file_of(key).exists() and cost_store.load(key) is None:
+                torn.append(1)
+
+    writers = [threading.Thread(target=writer, args=(pid,)) for pid in (1, 2)]
+    watching = threading.Thread(target=reader)
+    for thread in (*writers, watching):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    cost_store_done.set()
+    watching.join()
+    assert not torn
+    assert cost_store.load(key) is not None
+    assert len(list(file_of(key).parent.iterdir())) == 1

@@ -1,0 +1,219 @@
+"""The comparison of a pair with its target finds what is there to find, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import ByteTokenizer, FakeSession, PieceTokenizer, fake_model
+
+from edgespec import verify as verify_module
+from edgespec.divergence import CHI_SQUARE_LIMIT, NEAR_TIE, Report, compare, unevenness
+from edgespec.drafters.model import ModelDrafter
+from edgespec.planner import FixedPlanner
+from edgespec.runtime import Runtime
+from edgespec.sampling import SamplingParams
+from edgespec.session import Logits, TokenIds
+
+V = 30
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
+FULL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
+
+
+class Rounding(FakeSession):
+    """A pass over several tokens gives slightly other logits than one at a time."""
+
+    amount = 0.0
+
+    def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+        rows = super().forward(tokens, num_logits)
+        if num_logits == 1:
+            return rows
+        rng = np.random.default_rng(self.length)
+        return rows + rng.uniform(-self.amount, self.amount, rows.shape).astype(np.float32)
+
+
+class Tied(Rounding):
+    """Its two likeliest tokens are always closer than the rounding."""
+
+    amount = 1e-3
+
+    def row(self, tokens: Sequence[int]) -> Logits:
+        row = super().row(tokens).copy()
+        first, second = np.argsort(-row)[:2]
+        row[second] = row[first] - np.float32(1e-4)
+        return row
+
+
+class WrongWhenChecking(Rounding):
+    """What a cache that disagrees with its text would do."""
+
+    amount = 3.0
+
+
+def opener(
+    target: Callable[[], FakeSession] = lambda: FakeSession(V), lookahead: int = 3
+) -> Callable[[bool], Runtime]:
+    def open_runtime(speculate: bool) -> Runtime:
+        drafters = [ModelDrafter(fake_model(FakeSession(V, noise=0.5)))] if speculate else []
+        model = fake_model(target(), PieceTokenizer([b"a"] * V, [0]))
+        return Runtime(model, drafters, planner=FixedPlanner(["model"][: len(drafters)], lookahead))
+
+    return open_runtime
+
+
+def test_an_exact_pair() -> None:
+    for sampling in (FULL, SamplingParams(), SamplingParams(seed=5), SamplingParams(top_p=0.5)):
+        report = compare(opener(), PROMPTS, sampling=sampling, max_tokens=20, repeats=2)
+        assert report.exact
+        assert report.differences == ()
+        assert report.noise < 1e-5
+        assert report.sampled_tokens == 4 * 2 * 20  # end tokens don't cut it short
+        assert report.impossible == 0
+        assert 0 < report.accepted < report.drafted
+        assert report.verdict.startswith("this pair is exact on this machine: ")
+        assert "greedy tokens are the target's own and 160 sampled ones" in report.verdict
+
+
+def test_rounding_is_measured_and_explains_near_ties() -> None:
+    report = compare(opener(lambda: Tied(V)), PROMPTS, max_tokens=20, repeats=0)
+    assert report.differences
+    assert report.unexplained == ()
+    assert 1e-5 < report.noise < 1e-2
+    assert report.near_tie == NEAR_TIE
+    assert report.exact
+    assert f"up to {len(report.differences)} near-ties" in report.verdict
+
+
+def test_a_difference_that_rounding_does_not_explain() -> None:
+    report = compare(opener(lambda: WrongWhenChecking(V)), PROMPTS, max_tokens=20, repeats=0)
+    assert not report.exact
+    assert report.unexplained[0].gap > report.near_tie
+    difference = report.unexplained[0]
+    assert f"prompt {difference.prompt + 1} differs at token {difference.token + 1}" in (
+        report.verdict
+    )
+
+
+def test_changed_log_probabilities_behind_the_same_text() -> None:
+    class Flatter(FakeSession):
+        def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+            rows = super().forward(tokens, num_logits)
+            return rows if num_logits == 1 else rows * np.float32(0.3)
+
+    report = compare(opener(lambda: Flatter(V)), PROMPTS, max_tokens=20, repeats=0)
+    assert report.differences == ()
+    assert not report.exact
+    assert "that is more than rounding" in report.verdict
+
+
+@pytest.mark.parametrize("fault", ["residual", "bonus"])
+def test_sampled_text_of_another_distribution(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy text is untouched by both; a thousand sampled tokens show them."""
+    if fault == "residual":
+        monkeypatch.setattr(verify_module, "residual", lambda target, drafted: drafted)
+    else:
+        real = verify_module.verify_rejection
+        monkeypatch.setattr(
+            "edgespec.decode.verify_rejection",
+            lambda draft, rows, rng: real(
+                draft, lambda i: rows(max(0, i - (i == len(draft)))), rng
+            ),
+        )
+    report = compare(opener(lookahead=1), PROMPTS, sampling=FULL, max_tokens=32, repeats=8)
+    assert report.differences == ()
+    assert report.chi_square is not None
+    assert report.chi_square > 1.5 * CHI_SQUARE_LIMIT
+    assert "not distributed as the target's" in report.verdict
+
+
+def test_tokens_that_the_target_would_never_draw() -> None:
+    class Shifted(FakeSession):
+        def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+            rows = super().forward(tokens, num_logits)
+            return rows if num_logits == 1 else np.roll(rows, 3, axis=1)
+
+    params = SamplingParams(top_k=3, top_p=1.0)
+    report = compare(opener(lambda: Shifted(V)), PROMPTS, sampling=params, max_tokens=10)
+    assert report.impossible > 20
+    assert not report.exact
+    rare = Report(10, (), 0.0, 200, 5, None, 5, 5)
+    assert "5 of 200 sampled tokens are ones the target alone would never draw" in rare.verdict
+    assert replace(rare, impossible=2).exact  # at the edge of a cut, rounding can do that
+
+
+def test_a_pair_that_drafts_nothing_is_not_called_exact() -> None:
+    report = compare(opener(lookahead=0), PROMPTS, max_tokens=5, repeats=1)
+    assert "nothing was drafted" in report.verdict
+    assert not report.exact
+
+
+def test_an_early_end_is_a_difference() -> None:
+    class EndsWhenChecking(FakeSession):
+        def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+            rows = super().forward(tokens, num_logits)
+            if num_logits > 1 and self.length > 12:
+                rows[:, 0] += 30
+            return rows
+
+    report = compare(opener(lambda: EndsWhenChecking(V)), [[1, 2, 3]], max_tokens=30, repeats=0)
+    (difference,) = report.differences
+    assert difference.speculative is None
+    assert difference.plain is not None
+    assert not report.exact
+
+
+def test_questions_go_through_the_chat_template() -> None:
+    prompts = []
+
+    def open_runtime(speculate: bool) -> Runtime:
+        session = FakeSession(260)
+        forward = session.forward
+        session.forward = lambda tokens, n=1: (  # type: ignore[method-assign]
+            prompts.append(list(tokens)) if len(tokens) > 20 else None,
+            forward(tokens, n),
+        )[1]
+        return Runtime(fake_model(session, ByteTokenizer()))
+
+    compare(open_runtime, ["Why is the sky blue?"], max_tokens=2, repeats=0)
+    assert b"Why is the sky blue?" in bytes(t for t in prompts[0] if t < 256)
+
+
+def test_places_of_an_exact_sample_are_even() -> None:
+    rng = np.random.default_rng(0)
+    assert unevenness([0.5] * 49) is None
+    over = sum((unevenness(list(rng.random(200))) or 0) > CHI_SQUARE_LIMIT for _ in range(2000))
+    assert over <= 3  # 0.2 expected
+    assert (unevenness(list(rng.random(1000) ** 1.5)) or 0) > CHI_SQUARE_LIMIT
+
+
+def test_a_report_states_its_threshold() -> None:
+    report = Report(10, (), 0.02, 0, 0, None, 5, 5)
+    assert report.near_tie == pytest.approx(0.08)
+    assert (
+        report.verdict
+        == "this pair is exact on this machine: 10 greedy tokens are the target's own"
+    )
+
+
+@pytest.mark.real
+def test_the_embedded_model_is_exact(smollm2: Path) -> None:
+    """Through lookup, which drafts on a text that repeats itself; prints what was measured."""
+
+    def open_runtime(speculate: bool) -> Runtime:
+        drafters = ["lookup"] if speculate else []
+        lookahead = 4 if speculate else 0
+        return Runtime.open(
+            target=smollm2, drafters=drafters, lookahead=lookahead, context_size=512, threads=1
+        )
+
+    prompts = [
+        "Repeat this list three times: red, green, blue, red, green.",
+        "Count from one to twenty, then again from one to twenty.",
+    ]
+    report = compare(open_runtime, prompts, max_tokens=32, repeats=1)
+    print(report.verdict)
+    assert report.exact

@@ -1,0 +1,160 @@
+"""Imports point one way, third parties have one importer each, and starting up stays light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "edgespec"
+
+# A module may import from the rows above its own, and from its own row. Packages count as one.
+ORDER = [
+    "errors",
+    "registry tomlfile metrics session tokenizer platform terminal gguf categorical",
+    "fetch chat text noise penalties",
+    "sampling",
+    "verify logprobs confidence",
+    "backends drafters costs",
+    "planner cost_store",
+    "adaptive decode",
+    "generation",
+    "runtime figures",
+    "divergence",
+    "console",
+    "cli",
+]
+RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.split()}
+ONLY_IN = {
+    "llama_cpp": {"backends.llama", "backends.llama_tokenizer"},
+    "huggingface_hub": {"fetch.hub"},
+    "onnxruntime": {"backends.ort"},
+    "jinja2": {"chat.template", "chat.guard", "chat.bounded"},
+    "torch": set(),
+    "transformers": set(),
+}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    inside = path.relative_to(PACKAGE.parent).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = list(inside[: len(inside) - node.level + 1]) if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.add(module)
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own(path: Path) -> set[str]:
+    names = {name.removeprefix("edgespec.") for name in imports(path) if "edgespec." in name}
+    return names & MODULES.keys()
+
+
+def unit(name: str) -> str:
+    return name.split(".")[0]
+
+
+def test_every_module_has_its_place() -> None:
+    assert {unit(name) for name in MODULES} - {""} == RANK.keys()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - {""}))
+def test_imports_point_one_way(name: str) -> None:
+    above = {used for used in own(MODULES[name]) if RANK[unit(used)] > RANK[unit(name)]}
+    assert not above, f"{name} imports {above}"
+
+
+def test_nothing_goes_round() -> None:
+    """Within a row too: what is imported when a module is loaded forms no circle."""
+
+    def top_level(path: Path) -> set[str]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = set()
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgespec"):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+                names.add(node.module or "")
+        return {n.removeprefix("edgespec.") for n in names} & MODULES.keys() - {""}
+
+    graph = {name: top_level(path) - {name} for name, path in MODULES.items()}
+    while graph:
+        free = {name for name, used in graph.items() if not used & graph.keys()}
+        assert free, f"a circle among {sorted(graph)}"
+        graph = {name: used for name, used in graph.items() if name not in free}
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_third_party_has_one_importer(library: str) -> None:
+    users = {
+        name
+        for name, path in MODULES.items()
+        if any(used.split(".")[0] == library for used in imports(path))
+    }
+    assert users <= ONLY_IN[library]
+
+
+@pytest.mark.parametrize(
+    "call", ["import edgespec.cli", "main(['--version'])", "main(['models'])", "main(['--help'])"]
+)
+def test_starting_up_stays_light(call: str, tmp_path: Path) -> None:
+    script = (
+        "import sys, json, contextlib\n"
+        "from edgespec.cli import main\n"
+        f"with contextlib.suppress(SystemExit):\n    {call}\n"
+        "heavy = {'llama_cpp', 'huggingface_hub', 'numpy', 'jinja2', 'textual', 'rich'}\n"
+        "print(json.dumps(sorted(heavy & sys.modules.keys())))"
+    )
+    env = {**os.environ, "EDGESPEC_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"HF_HOME": "/a/b"},
+        {"HF_HOME": "~/b"},
+        {"XDG_CACHE_HOME": "/x"},
+        {"HUGGINGFACE_HUB_CACHE": "/old"},
+        {"HF_HUB_CACHE": "~/new", "HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/a"},
+        {"HF_HUB_CACHE": "$HOME/there"},
+    ],
+)
+def test_the_hubs_cache_is_where_its_client_says(env: dict[str, str]) -> None:
+    script = (
+        "from edgespec.fetch import hub; from huggingface_hub import constants\n"
+        "print(hub.cache_dir()); print(constants.HF_HUB_CACHE)"
+    )
+    names = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**clean, **env},
+        timeout=60,
+    )
+    ours, theirs = map(Path, done.stdout.splitlines())
+    assert ours == theirs

@@ -1,0 +1,308 @@
+"""The planner on simulated machines and texts: what it loses, what it follows, what it never does.
+
+Seeds are fixed and nothing here reads a real clock, so the figures are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeSession, PieceTokenizer, fake_model
+from simulator import (
+    MACHINES,
+    PROCESSES,
+    Game,
+    Machine,
+    Played,
+    Text,
+    alternating,
+    fixed_rounds,
+    make_text,
+    oracle_cost,
+)
+
+from edgespec.adaptive import MAX_LOOKAHEAD, AdaptivePlanner
+from edgespec.confidence import MATCH_EDGES, Calibration, Outlook
+from edgespec.costs import Costs
+from edgespec.decode import decode
+from edgespec.drafters import GoOn
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.planner import FixedPlanner, Outcome
+from edgespec.sampling import GREEDY, Sampler, SamplingParams
+from edgespec.session import CachedSession, TokenBuffer
+from edgespec.text import TextStream
+from edgespec.verify import NO_DRAFT, Draft
+
+BOTH = ("lookup", "model")
+
+
+def play(
+    machine: Machine | str, process: str, names: Sequence[str], seed: int = 0, **options: Any
+) -> tuple[Text, list[Played], AdaptivePlanner]:
+    machine = MACHINES[machine] if isinstance(machine, str) else machine
+    rng = np.random.default_rng(seed)
+    text = make_text(PROCESSES[process], rng, **options)
+    planner = AdaptivePlanner(machine.measured(rng))
+    return text, Game(machine, text, seed + 1).play(planner, names), planner
+
+
+def best_fixed(machine: Machine, text: Text, names: Sequence[str]) -> dict[int, float]:
+    """The rounds of the best fixed choice in hindsight, by position."""
+    choices = [(name, k) for name in names for k in range(13)]
+    return min((fixed_rounds(machine, text, *c) for c in choices), key=lambda r: sum(r.values()))
+
+
+def cost(rounds: Sequence[Played], begin: int = 0, end: int = 1 << 30) -> float:
+    return sum(r.cost for r in rounds if begin <= r.at < end)
+
+
+@pytest.mark.parametrize(
+    ("machine", "process", "names"),
+    [
+        ("f16", "steady 0.6", ["model"]),
+        ("f16", "code/prose", BOTH),
+        ("f16", "copying", BOTH),
+        ("q4_1", "copying", ["lookup"]),
+        ("q4_k_m", "steady 0.8", ["model"]),
+        ("gpu", "steady 0.95", ["model"]),
+        ("gpu", "bursty", BOTH),
+        ("apple", "steady 0.95", ["model"]),
+        ("noisy f16", "bursty", ["model"]),
+        ("throttled f16", "copying", BOTH),
+        ("crowded f16", "steady 0.95", ["model"]),
+        ("stale f16", "steady 0.8", ["model"]),
+    ],
+)
+def test_regret_is_at_most_5_percent(machine: str, process: str, names: Sequence[str]) -> None:
+    for seed in range(2):
+        text, rounds, _ = play(machine, process, names, seed)
+        best = sum(best_fixed(MACHINES[machine], text, names).values())
+        assert cost(rounds) <= best / 0.95
+        assert cost(rounds) >= oracle_cost(MACHINES[machine], text, names)
+
+
+@pytest.mark.parametrize("machine", ["q4_k_m", "gpu", "apple", "f16"])
+def test_a_useless_drafter_costs_at_most_2_percent(machine: str) -> None:
+    for seed in range(3):
+        text, rounds, planner = play(machine, "useless", ["model"], seed)
+        assert cost(rounds) <= sum(t for _, t in text.answers) / 0.98
+        assert planner.status().parked
+
+
+@pytest.mark.parametrize("machine", ["apple", "gpu"])
+def test_a_switch_is_followed_within_60_tokens(machine: str) -> None:
+    """From 60 tokens behind each switch on, it does about as well as the best choice there."""
+    every, seeds = 400, 4
+    ours, theirs = {0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        text = make_text(
+            alternating(0.1, 0.95, (every, every), fixed=True), rng, answers=((90, 1600),)
+        )
+        planner = AdaptivePlanner(MACHINES[machine].measured(rng))
+        rounds = Game(MACHINES[machine], text, seed).play(planner, ["model"])
+        fixed = [fixed_rounds(MACHINES[machine], text, "model", k) for k in range(13)]
+        for kind, begin in ((1, every), (0, 2 * every), (1, 3 * every)):
+            stretch = range(begin + 60, begin + every)
+            ours[kind] += cost(rounds, stretch.start, stretch.stop)
+            theirs[kind] += min(
+                sum(c for at, c in rounds_.items() if at in stretch) for rounds_ in fixed
+            )
+    assert ours[0] <= theirs[0] / 0.95  # it has parked
+    assert ours[1] <= theirs[1] / 0.92  # it drafts, after a long read
+
+
+def test_parked_it_asks_the_model_for_next_to_nothing() -> None:
+    _, rounds, _ = play("q4_k_m", "useless", ["model"], answers=((90, 3000),))
+    late = [r for r in rounds if r.at > 300]
+    lost = cost(late) - len(late)  # over plain rounds, which cost 1 each
+    assert lost <= 0.01 * cost(late)
+
+
+def test_probes_find_a_drafter_that_the_target_says_nothing_about() -> None:
+    """Parked, with the target's certainty telling nothing, only probes can wake it."""
+    rng = np.random.default_rng(0)
+    process = alternating(0.03, 0.95, (1500, 1500), fixed=True)
+    text = make_text(process, rng, answers=((90, 128),) * 23, informed=0.0, certain=0.0)
+    planner = AdaptivePlanner(MACHINES["gpu"].measured(rng))
+    rounds = Game(MACHINES["gpu"], text).play(planner, ["model"])
+    assert cost(rounds, 1500, 2900) < 0.9 * 1400
+
+
+class Asked:
+    """A model drafter that owes a given number of tokens and would stand every time."""
+
+    name, free = "model", False
+
+    def __init__(self, owed: int) -> None:
+        self.owed, self.sizes = owed, list[int]()
+
+    def propose(
+        self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
+    ) -> Draft:
+        size = 1
+        while size < max_tokens and go_on and go_on(9.5):
+            size += 1
+        self.sizes.append(size)
+        return Draft((0,) * size, None, "model", (9.5,) * size)
+
+    def owes(self, tokens: Any) -> int:
+        return self.owed
+
+    def close(self) -> None:
+        pass
+
+
+def quick_costs() -> Costs:
+    rng = np.random.default_rng(0)
+    return replace(MACHINES["f16"], noise=0.0).measured(rng)
+
+
+def text_of(length: int) -> Any:
+    return np.zeros(length, np.int32)
+
+
+def test_it_never_drafts_without_room_nor_beyond_it() -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), Asked(1)
+    planner.begin(50)
+    sampler = Sampler(GREEDY, 4)
+    assert planner.draft({"model": drafter}, text_of(50), 0, sampler) == NO_DRAFT
+    assert planner.draft({"model": drafter}, text_of(50), -1, sampler) == NO_DRAFT
+    assert drafter.sizes == []
+    for room in (1, 2, 5, 40):
+        drafted = planner.draft({"model": drafter}, text_of(50), room, sampler)
+        assert 1 <= len(drafted) <= min(room, MAX_LOOKAHEAD)
+
+
+def test_a_room_of_one_takes_one_token_of_a_guess() -> None:
+    planner = AdaptivePlanner(quick_costs())
+    tokens = np.array([5, 6, 7, 8, 9, 1, 2, 3, 4] * 3, np.int32)
+    planner.begin(len(tokens))
+    drafted = planner.draft({"lookup": LookupDrafter()}, tokens, 1, Sampler(GREEDY, 16))
+    assert drafted.tokens == (5,)
+
+
+def test_what_it_owes_decides_whether_a_drafter_is_asked() -> None:
+    asked = {}
+    for owed in (1, 50, 3000):
+        planner, drafter = AdaptivePlanner(quick_costs()), Asked(owed)
+        planner.begin(3000)
+        planner.draft({"model": drafter}, text_of(3000), 16, Sampler(GREEDY, 4))
+        asked[owed] = bool(drafter.sizes)
+    assert asked == {1: True, 50: True, 3000: False}
+
+
+class Watched(ModelDrafter):
+    """Keeps what it drew."""
+
+    def propose(self, *args: Any) -> Draft:
+        self.drawn = super().propose(*args)
+        return self.drawn
+
+
+class Watcher(AdaptivePlanner):
+    """Compares what went to the check with what was drawn."""
+
+    def __init__(self, drafter: Watched) -> None:
+        super().__init__(quick_costs())
+        self.drafter, self.sizes = drafter, list[int]()
+
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.draft.drafter == "model":
+            assert outcome.draft is self.drafter.drawn
+            assert outcome.draft.probs is not None
+            self.sizes.append(len(outcome.draft))
+        super().observe(outcome)
+
+
+def test_a_drawn_token_always_goes_to_the_check() -> None:
+    drafter = Watched(fake_model(FakeSession(16, noise=0.1, scale=5.0)))
+    planner = Watcher(drafter)
+    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=3, rule="rejection")
+    run_loop(planner, {"model": drafter}, params)
+    assert len(set(planner.sizes)) > 1  # it did stop early, and at different lengths
+
+
+def run_loop(planner: Any, drafters: Any, params: SamplingParams) -> list[int]:
+    prompt = [1, 2, 3, 4, 2, 3]
+    tokens = TokenBuffer(prompt)
+    pieces = [bytes([97 + i]) for i in range(16)]
+    for _ in decode(
+        CachedSession(FakeSession(16, scale=5.0)),
+        tokens,
+        sampler=Sampler(params, 16, prompt),
+        planner=planner,
+        drafters=drafters,
+        cut=TextStream(PieceTokenizer(pieces), max_tokens=150).cut,
+    ):
+        pass
+    return tokens.view.tolist()
+
+
+def test_the_real_loop_gives_the_targets_text() -> None:
+    plain = run_loop(FixedPlanner((), 0), {}, GREEDY)
+    drafters = {
+        "lookup": LookupDrafter(),
+        "model": ModelDrafter(fake_model(FakeSession(16, noise=0.3))),
+    }
+    assert run_loop(AdaptivePlanner(quick_costs()), drafters, GREEDY) == plain
+
+
+def test_a_calibration_learns_what_a_confidence_is_worth() -> None:
+    rng = np.random.default_rng(0)
+    rates = Calibration(MATCH_EDGES, (0.3, 0.9))
+    assert rates.rate(2) == pytest.approx(0.3) and rates.rate(30) == pytest.approx(0.9)
+    for _ in range(400):
+        rates.learn(2.0, bool(rng.random() < 0.8))
+        rates.learn(30.0, bool(rng.random() < 0.2))
+    # Some 100 weighted outcomes: a standard error of 0.03, and four of them.
+    assert rates.rate(2) == pytest.approx(0.8, abs=0.12)
+    assert rates.rate(30) == pytest.approx(0.2, abs=0.12)
+    assert rates.rate(10) == pytest.approx(0.3 + 0.6 * 5 / 7)  # untouched
+
+
+def test_an_outlook_follows_a_change_and_remembers_what_is_usual() -> None:
+    outlook = Outlook()
+    assert outlook.rate == pytest.approx(0.7, abs=0.01)
+    for _ in range(40):
+        outlook.learn(1, 0)
+    assert outlook.rate > 0.9
+    for _ in range(12):
+        outlook.learn(0, 1)
+    assert outlook.rate < 0.3
+    steady, fresh = Outlook(), Outlook()
+    for _ in range(200):
+        steady.learn(1, 0)
+        fresh.learn(1, 0, tried=False)
+    for one in (steady, fresh):
+        for _ in range(3):
+            one.learn(0, 1)
+    assert steady.rate > fresh.rate + 0.1  # a few misses weigh less in a drafter known as good
+
+
+def test_the_status_says_what_it_does_and_why() -> None:
+    _, rounds, planner = play("gpu", "steady 0.95", ["model"])
+    status = planner.status()
+    assert (status.drafter, status.parked) == ("model", False)
+    assert status.lookahead == [r.drafted for r in rounds if r.drafted][-1]
+    assert "from model should add" in status.reason and "more than" in status.reason
+    real = len(rounds[-60:]) + sum(r.stood for r in rounds[-60:])
+    assert status.gain == pytest.approx(real / sum(r.cost for r in rounds[-60:]), rel=0.15)
+
+    _, _, planner = play("q4_k_m", "useless", ["model"])
+    status = planner.status()
+    assert (status.drafter, status.lookahead, status.parked) == ("", 0, True)
+    assert "no more than" in status.reason and "would have to read" in status.reason
+    assert status.gain == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_status_before_anything_is_known() -> None:
+    status = AdaptivePlanner(quick_costs()).status()
+    assert (status.parked, status.reason, status.gain) == (True, "no drafter has a guess", None)
+    assert FixedPlanner((), 0).status().parked
+    assert FixedPlanner(["model"], 3).status().reason == "the lookahead is set to 3"

@@ -1,0 +1,498 @@
+"""Answers and conversations: what streams, what is kept, and who may use a runtime when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
+from tiny_gguf import write_tiny
+
+from edgespec import Runtime
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import (
+    Busy,
+    Cancelled,
+    ConfigError,
+    ContextFull,
+    ModelError,
+    NumericalError,
+    RegistryError,
+)
+from edgespec.generation import Generation
+from edgespec.planner import FixedPlanner
+from edgespec.runtime import Conversation
+from edgespec.sampling import GREEDY, SamplingParams
+from edgespec.session import CancelFlag
+from edgespec.tokenizer import decode
+
+VOCAB = 260
+LETTERS = dict.fromkeys(range(97, 123), 20.0)  # so that text is text
+
+
+def make(
+    *,
+    drafter: FakeSession | None = None,
+    lookup: bool = False,
+    lookahead: int = 3,
+    seconds: float = 0.0,
+    context_size: int = 4096,
+    **options: object,
+) -> Runtime:
+    cancel = CancelFlag()
+    target = FakeSession(
+        VOCAB, bias=LETTERS, seconds=seconds, context_size=context_size, cancel=cancel, **options
+    )  # type: ignore[arg-type]
+    drafters = [LookupDrafter()] if lookup else []
+    drafters += [ModelDrafter(fake_model(drafter))] if drafter else []  # type: ignore[list-item]
+    planner = FixedPlanner([d.name for d in drafters], lookahead)
+    return Runtime(fake_model(target), drafters, planner=planner, cancel=cancel)
+
+
+def session(runtime: Runtime) -> FakeSession:
+    found = runtime.target.session
+    assert isinstance(found, FakeSession)
+    return found
+
+
+def script(text: str, prompt_length: int) -> ScriptSession:
+    return ScriptSession([*text.encode(), 257], prompt_length, VOCAB)
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+# ------------------------------------------------------------------------------ one answer
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_chunks_make_up_the_result(noise: float) -> None:
+    drafter = FakeSession(VOCAB, bias=LETTERS, noise=noise)
+    runtime = make(drafter=drafter)
+    generation = runtime.generate("hello", GREEDY, max_tokens=30)
+    chunks = list(generation)
+    result = generation.result
+    assert "".join(chunk.text for chunk in chunks) == result.text == generation.text
+    assert sum((chunk.tokens for chunk in chunks), ()) == result.tokens
+    assert sum((chunk.origins for chunk in chunks), ()) == result.origins
+    assert decode(runtime.target.tokenizer, result.tokens) == result.text
+    assert (len(result.tokens), result.finish_reason) == (30, "length")
+    assert result.origins[0] == "plain"
+    without_a_last = (0, 1)  # the limit may have cut the last round's bonus token
+    assert result.origins.count("accepted") + result.counters.rounds - 29 in without_a_last
+    assert ("recovered" in result.origins) == (noise > 0)
+    counters = result.counters
+    assert (counters.prompt_tokens, counters.tokens, counters.cached_tokens) == (5, 30, 0)
+    assert counters.mean_accepted_length == 29 / counters.rounds
+    assert make().generate("hello", GREEDY, max_tokens=30).result.text == result.text
+
+
+def test_a_result_can_be_had_without_iterating() -> None:
+    runtime = make()
+    generation = runtime.generate("hello", GREEDY, max_tokens=5)
+    first = next(generation)
+    assert generation.result.text.startswith(first.text)
+    assert generation.result is generation.result
+    assert list(generation) == []
+
+
+def test_every_way_an_answer_ends() -> None:
+    prompt = list(b"abc")
+    for options, text, reason in (
+        ({"max_tokens": 50}, "one two", "end"),
+        ({"max_tokens": 50, "stop": [" t"]}, "one", "stop"),
+        ({"max_tokens": 2}, "on", "length"),
+        ({"max_tokens": 0}, "", "length"),
+        ({"max_tokens": 1}, "o", "length"),
+    ):
+        runtime = Runtime(fake_model(script("one two", 3)), planner=FixedPlanner((), 0))
+        result = runtime.generate(prompt, GREEDY, **options).result  # type: ignore[arg-type]
+        assert (result.text, result.finish_reason) == (text, reason)
+    runtime = make(context_size=10)
+    result = runtime.generate("hello", GREEDY, max_tokens=None).result
+    assert (len(result.tokens), result.finish_reason) == (6, "context")
+
+
+def test_what_cant_be_asked() -> None:
+    runtime = make(context_size=8)
+    with pytest.raises(ConfigError, match="empty"):
+        runtime.generate("")
+    with pytest.raises(ContextFull, match="9 tokens"):
+        runtime.generate("123456789")
+    for token in (-1, VOCAB, 2**40):
+        with pytest.raises(ConfigError, match="vocabulary"):
+            runtime.generate([97, token])
+    with pytest.raises(ConfigError):
+        runtime.generate("a", max_tokens=-1)
+    assert runtime.generate("12345678", GREEDY).result.finish_reason == "context"
+
+
+def test_a_prompt_of_plain_text_has_the_bos_a_model_wants() -> None:
+    for add in (True, False):
+        runtime = Runtime(fake_model(FakeSession(VOCAB), ByteTokenizer(add_bos=add)))
+        assert runtime.generate("<s>", GREEDY, max_tokens=1).counters.prompt_tokens == 3 + add
+
+
+def test_a_seed_gives_the_same_text_whatever_drafts() -> None:
+    params = SamplingParams(temperature=1.0, seed=3)
+    texts = {
+        runtime.generate("hello", params, max_tokens=30).result.text
+        for runtime in (
+            make(),
+            make(lookup=True),
+            make(drafter=FakeSession(VOCAB, bias=LETTERS, noise=0.2), lookahead=5),
+        )
+    }
+    assert len(texts) == 1
+
+
+# ------------------------------------------------------------------------------ stopping
+
+
+def test_cancelled_before_it_begins() -> None:
+    runtime = make()
+    generation = runtime.generate("hello", GREEDY)
+    generation.cancel()
+    assert list(generation) == []
+    assert (generation.result.text, generation.result.finish_reason) == ("", "cancelled")
+    assert session(runtime).passes == []
+    assert len(runtime.generate("hello", GREEDY, max_tokens=3).result.tokens) == 3
+
+
+def test_cancelled_in_the_middle_of_the_prompt() -> None:
+    runtime = make(seconds=0.002)
+    generation = runtime.generate("x" * 4000, GREEDY)
+    stopper = in_thread(lambda: (wait_for(lambda: session(runtime).length > 3), runtime.cancel()))
+    began = time.monotonic()
+    assert generation.result.finish_reason == "cancelled"
+    assert time.monotonic() - began < 4  # the whole prompt takes 8 seconds
+    stopper.join()
+    assert session(runtime).length == 0
+    assert runtime.generate("hello", GREEDY, max_tokens=3).result.finish_reason == "length"
+
+
+def test_cancelled_between_rounds_from_another_thread() -> None:
+    runtime = make(seconds=0.001)
+    generation = runtime.generate("hello", GREEDY, max_tokens=3000)
+    texts: list[str] = []
+    reader = in_thread(lambda: texts.extend(chunk.text for chunk in generation))
+    wait_for(lambda: len(texts) > 5 or generation.text.count("") > 6)
+    generation.cancel()
+    generation.cancel()
+    reader.join(20)
+    result = generation.result
+    assert result.finish_reason == "cancelled"
+    assert 5 <= len(result.tokens) < 3000
+    assert result.text == "".join(texts)
+    expected = make().generate("hello", GREEDY, max_tokens=len(result.tokens)).result
+    assert result.tokens == expected.tokens
+    again = runtime.generate([*b"hello", *result.tokens], GREEDY, max_tokens=5).result
+    assert again.counters.cached_tokens >= 5 + len(result.tokens) - 1
+    whole = make().generate("hello", GREEDY, max_tokens=len(result.tokens) + 5).result
+    assert (*result.tokens, *again.tokens) == whole.tokens
+
+
+def test_cancelling_a_runtime_stops_the_answer_that_runs() -> None:
+    runtime = make(seconds=0.001)
+    running = runtime.generate("hello", GREEDY, max_tokens=3000)
+    next(running)
+    waiting = runtime.generate("other", GREEDY, max_tokens=3)
+    runtime.cancel()
+    assert running.result.finish_reason == "cancelled"
+    assert waiting.result.finish_reason == "length"
+    runtime.cancel()  # nothing runs: nothing happens
+    assert runtime.generate("again", GREEDY, max_tokens=3).result.finish_reason == "length"
+
+
+def test_a_second_answer_at_the_same_time_is_refused() -> None:
+    runtime = make(seconds=0.001)
+    first = runtime.generate("hello", GREEDY, max_tokens=40)
+    next(first)
+    caught: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            next(runtime.generate("other", GREEDY))
+        except Busy as error:
+            caught.append(error)
+
+    in_thread(second).join(20)
+    assert len(caught) == 1
+    assert first.result.tokens == make().generate("hello", GREEDY, max_tokens=40).result.tokens
+    assert runtime.generate("other", GREEDY, max_tokens=2).result.finish_reason == "length"
+
+
+def test_an_abandoned_answer_frees_the_runtime() -> None:
+    runtime = make()
+    for _ in runtime.generate("hello", GREEDY, max_tokens=40):
+        break
+    assert runtime.generate("other", GREEDY, max_tokens=2).result.finish_reason == "length"
+    with runtime.generate("hello", GREEDY, max_tokens=40) as generation:
+        shown = next(generation).text
+    result = generation.result
+    assert (result.text, result.finish_reason) == (shown, "cancelled")
+    assert decode(runtime.target.tokenizer, result.tokens) == shown
+    assert list(generation) == []
+    never = runtime.generate("hello", GREEDY)
+    never.close()
+    with pytest.raises(Cancelled):
+        _ = never.result
+
+
+def test_what_was_held_back_is_no_part_of_an_answer_closed_early() -> None:
+    """One round brings `b ST`: the first two are shown, the others could begin a stop string."""
+    drafter = ModelDrafter(fake_model(script("ab STORY", 1)))
+    runtime = Runtime(fake_model(script("ab STORY", 1)), [drafter])
+    runtime._engine.planner = FixedPlanner(["model"], 3)
+    generation = runtime.generate("x", GREEDY, stop=["STOP"])
+    assert [next(generation).text, next(generation).text] == ["a", "b "]
+    assert session(runtime).length > len("xab ")  # more stands than was shown
+    generation.close()
+    assert generation.result.text == "ab "
+    assert bytes(generation.result.tokens) == b"ab "
+    assert len(generation.result.origins) == 3
+
+
+def test_a_failed_answer_frees_the_runtime_and_is_no_answer() -> None:
+    runtime = make()
+    chat = runtime.conversation()
+    generation = chat.send("hello", GREEDY, max_tokens=40)
+    next(generation)
+    session(runtime).poison = float("nan")
+    with pytest.raises(NumericalError):
+        list(generation)
+    with pytest.raises(Cancelled, match="failed"):
+        _ = generation.result
+    assert chat.messages == []
+    session(runtime).poison = None
+    assert chat.send("hello", GREEDY, max_tokens=5).result.finish_reason == "length"
+    assert len(chat.messages) == 2
+
+
+# ------------------------------------------------------------------------------ closing
+
+
+def test_closing() -> None:
+    drafter = FakeSession(VOCAB)
+    with make(drafter=drafter) as runtime:
+        late = runtime.generate("hello", GREEDY)
+        chat = runtime.conversation()
+    assert session(runtime).closed and drafter.closed
+    runtime.close()
+    for use in (lambda: runtime.generate("a"), lambda: chat.send("a"), lambda: next(late)):
+        with pytest.raises(ModelError, match="this runtime is closed"):
+            use()
+
+
+def test_closing_with_an_answer_in_the_middle() -> None:
+    runtime = make()
+    generation = runtime.generate("hello", GREEDY, max_tokens=40)
+    next(generation)
+    closer = in_thread(runtime.close)
+    closer.join(20)
+    assert not closer.is_alive()
+    assert list(generation) == []
+    assert generation.result.finish_reason == "cancelled"
+
+
+def test_closing_while_another_thread_computes() -> None:
+    runtime = make(seconds=0.002)
+    generation = runtime.generate("x" * 4000, GREEDY)
+    reader = in_thread(lambda: list(generation))
+    wait_for(lambda: session(runtime).length > 3)
+    began = time.monotonic()
+    runtime.close()
+    assert time.monotonic() - began < 4
+    reader.join(20)
+    assert generation.result.finish_reason == "cancelled"
+    assert session(runtime).closed
+
+
+def test_closing_while_answers_come_and_go() -> None:
+    runtime = make(seconds=0.0005)
+    ends: list[type[BaseException]] = []
+
+    def answer() -> None:
+        try:
+            while True:
+                try:
+                    for _ in runtime.generate("hello", GREEDY, max_tokens=3):
+                        pass
+                except Busy:
+                    time.sleep(0.0005)
+        except BaseException as error:
+            ends.append(type(error))
+
+    readers = [in_thread(answer) for _ in range(3)]
+    time.sleep(0.05)
+    closers = [in_thread(runtime.close) for _ in range(2)]
+    for thread in (*readers, *closers):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert ends == [ModelError] * 3
+
+
+# ------------------------------------------------------------------------------ conversations
+
+
+def history(chat: Conversation) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in chat.messages]
+
+
+def test_messages_join_when_the_answer_ends() -> None:
+    runtime = make()
+    chat = runtime.conversation("be brief")
+    generation = chat.send("hello", GREEDY, max_tokens=5)
+    assert chat.messages == []
+    text = generation.result.text
+    assert history(chat) == [("user", "hello"), ("assistant", text)]
+    chat.clear()
+    assert chat.messages == [] and chat.system == "be brief"
+
+
+def test_what_a_stopped_answer_leaves() -> None:
+    runtime = make()
+    chat = runtime.conversation()
+    before_it_began = chat.send("one", GREEDY)
+    before_it_began.cancel()
+    assert list(before_it_began) == []
+    assert chat.messages == []
+    later = chat.send("two", GREEDY, max_tokens=30)
+    shown = next(later).text
+    later.cancel()
+    rest = "".join(chunk.text for chunk in later)
+    assert history(chat) == [("user", "two"), ("assistant", shown + rest)]
+    abandoned = chat.send("three", GREEDY, max_tokens=30)
+    shown = next(abandoned).text
+    abandoned.close()
+    assert history(chat)[2:] == [("user", "three"), ("assistant", shown)]
+
+
+def test_the_next_turn_feeds_only_what_is_new() -> None:
+    runtime = make()
+    chat = runtime.conversation()
+    first = chat.send("hello " * 50, GREEDY, max_tokens=20).result
+    session(runtime).passes.clear()
+    second = chat.send("again", GREEDY, max_tokens=5).result
+    fed = session(runtime).passes[0][0]
+    assert fed == second.counters.prompt_tokens - second.counters.cached_tokens
+    assert second.counters.cached_tokens == first.counters.prompt_tokens + 20 - 1
+    assert fed < 60 < first.counters.prompt_tokens
+    fresh = make().generate(
+        runtime.encode_messages([*chat.messages[:2], chat.messages[2]]), GREEDY, max_tokens=5
+    )
+    assert fresh.result.tokens == second.tokens
+
+
+def test_two_conversations_on_one_runtime() -> None:
+    def talk(a: Conversation, b: Conversation) -> tuple[list[str], list[str]]:
+        one, two = [], []
+        for question in ("first", "second", "third"):
+            one.append(a.send(question, GREEDY, max_tokens=8).result.text)
+            two.append(b.send(f"other {question}", GREEDY, max_tokens=8).result.text)
+        return one, two
+
+    drafter = FakeSession(VOCAB, bias=LETTERS, noise=0.2)
+    shared = make(drafter=drafter, lookup=True)
+    got = talk(shared.conversation(), shared.conversation("you are a pirate"))
+    assert got == talk(make().conversation(), make().conversation("you are a pirate"))
+
+
+def test_the_oldest_turns_are_left_out_with_a_note() -> None:
+    runtime = make(context_size=400)
+    chat = runtime.conversation("remember the system prompt")
+    noted: list[Generation] = []
+    for turn in range(8):
+        generation = chat.send(f"question {turn} " + "x" * 40, GREEDY, max_tokens=20)
+        assert generation.result.finish_reason == "length"
+        noted += [generation] if generation.notes else []
+    assert len(chat.messages) == 16  # nothing is forgotten, only left out
+    assert noted and "oldest" in noted[0].notes[0]
+    prompt = decode(ByteTokenizer(), session(runtime).cache)
+    assert "remember the system prompt" in prompt
+    assert "question 7" in prompt and "question 0" not in prompt
+    assert len(session(runtime).cache) <= 400
+
+
+def test_one_question_too_long_for_the_context() -> None:
+    chat = make(context_size=100).conversation()
+    chat.send("hi", GREEDY, max_tokens=5).result  # noqa: B018
+    with pytest.raises(ContextFull):
+        chat.send("x" * 200, GREEDY)
+    assert len(chat.messages) == 2
+
+
+# ------------------------------------------------------------------------------ real sessions
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("runtime") / "tiny.gguf", context=1024)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+def test_files_instead_of_a_pair(tiny: Path) -> None:
+    answers = []
+    for drafters in ([], ["lookup"], [str(tiny)], ["lookup", str(tiny)]):
+        with Runtime.open(target=tiny, drafters=drafters, lookahead=2, threads=1) as runtime:
+            assert list(runtime.drafters) == [
+                "lookup" if name == "lookup" else "model" for name in drafters
+            ]
+            answers.append(runtime.generate("abc", GREEDY, max_tokens=10).result.tokens)
+    assert answers.count(answers[0]) == 4
+    with Runtime.open(target=tiny, lookahead=0, threads=1) as runtime:
+        assert runtime.drafters == {}
+        assert any("no chat template" in note for note in runtime.notes)
+
+
+def test_what_cant_be_opened(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        Runtime.open("smollm2", target=tiny)
+    with pytest.raises(RegistryError):
+        Runtime.open("no-such-pair")
+    with pytest.raises(ModelError):
+        Runtime.open(target=tiny.with_name("none.gguf"))
+    with pytest.raises(ModelError):
+        Runtime.open(target=tiny, drafters=["none.gguf"], lookahead=2)
+    with pytest.raises(ConfigError, match="twice"):
+        Runtime.open(target=tiny, drafters=["lookup", "lookup"], lookahead=2)
+    with pytest.raises(ConfigError):
+        Runtime.open(target=tiny, drafters=[], lookahead=-1)
+
+
+def test_a_model_not_here_and_not_to_be_fetched() -> None:
+    with pytest.raises(ModelError, match="edgespec pull smollm2-135m"):
+        Runtime.open("smollm2", fetch=False)
+
+
+def test_native_answers_stop_and_go_on(tiny: Path) -> None:
+    with Runtime.open(target=tiny, drafters=["lookup"], lookahead=3, threads=1) as runtime:
+        chat = runtime.conversation()
+        generation = chat.send("abc " * 20, GREEDY, max_tokens=900)
+        stopper = in_thread(
+            lambda: (wait_for(lambda: runtime.context_used > 100), generation.cancel())
+        )
+        assert generation.result.finish_reason == "cancelled"
+        stopper.join()
+        second = chat.send("more", GREEDY, max_tokens=5).result
+        assert second.counters.prompt_tokens > 80
+    generation = Runtime.open(target=tiny, drafters=[], threads=1).generate("a", max_tokens=20)
+    assert len(generation.result.tokens) > 0  # its runtime lives as long as it does
