@@ -1,11 +1,10 @@
 """Speculative against plain decoding, setting by setting, in turns on each prompt.
 
-    python benchmarks/speculation.py TARGET.gguf PROMPTS.jsonl --drafter DRAFT.gguf \\
-        --settings plain model:3 model:6 lookup:4 auto [--tokens 96] [--limit 5] [--temperature 0]
+    python benchmarks/speculation.py TARGET.gguf PROMPTS.jsonl --drafter DRAFT.gguf
 
-A setting is `plain`, `auto`, or DRAFTER:LOOKAHEAD. Prompts are JSON lines with `turns` (the first is
-used) and `category`. Prints tokens per second (decoding alone) and the ratio to plain by category:
-total plain time over total time on the same prompts; TTFT as the median of ratios.
+A setting is `plain`, `auto`, or DRAFTER:LOOKAHEAD. Prompts are JSON lines with `turns`, of which
+the first is used, and `category`. Prints tokens per second (decoding alone) and the ratio to plain
+by category: total plain time over total time on the same prompts; TTFT as the median of ratios.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 from edgespec import Runtime, SamplingParams
 from edgespec.adaptive import AdaptivePlanner
@@ -37,7 +37,7 @@ def main() -> None:
 
     prompts = defaultdict(list)
     for path in args.prompts:
-        with open(path, encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8") as file:
             for line in file:
                 entry = json.loads(line)
                 if len(prompts[entry["category"]]) < args.per_category:
@@ -77,8 +77,8 @@ def main() -> None:
             accepted = sum(r.counters.accepted for r in mine)
             same = sum(a.tokens == b.tokens for a, b in zip(mine, plain, strict=True))
             print(
-                f"{category:16} {setting:10} {1 / seconds:7.2f} tok/s {plain_seconds / seconds:6.3f}x"
-                f"  ttft {ttft:5.3f}  accepted {accepted}/{drafted}"
+                f"{category:16} {setting:10} {1 / seconds:7.2f} tok/s"
+                f" {plain_seconds / seconds:6.3f}x  ttft {ttft:5.3f}  accepted {accepted}/{drafted}"
                 f"  same text {same}/{len(mine)}"
             )
 

@@ -1,7 +1,7 @@
 """Everything a change must pass: formatting, lint, strict types, tests. Stops at the first failure.
 
-    python tests/check.py            # all of it
-    python tests/check.py --quick    # leaves out the tests on a real model and on packages
+python tests/check.py            # all of it
+python tests/check.py --quick    # leaves out the tests on a real model and on packages
 """
 
 from __future__ import annotations
