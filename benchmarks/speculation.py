@@ -79,7 +79,7 @@ def main() -> None:
             print(
                 f"{category:16} {setting:10} {1 / seconds:7.2f} tok/s"
                 f" {plain_seconds / seconds:6.3f}x  ttft {ttft:5.3f}  accepted {accepted}/{drafted}"
-                f"  same text {same}/{len(mine)}"
+                f"  same text {same}/{len(mine)}  round {_split(mine)}"
             )
 
 
@@ -102,6 +102,15 @@ def _pick(results: dict[str, list[Result]], category: str) -> list[Result]:
     if category != "all":
         return results[category]
     return [result for group in results.values() for result in group]
+
+
+def _split(results: list[Result]) -> str:
+    """Milliseconds of a round: drafting, checking, and the rest."""
+    rounds = max(1, sum(r.counters.rounds for r in results))
+    draft = sum(r.counters.draft_seconds for r in results)
+    check = sum(r.counters.check_seconds for r in results)
+    rest = sum(r.counters.decode_seconds for r in results) - draft - check
+    return f"{draft / rounds * 1e3:.1f}+{check / rounds * 1e3:.1f}+{rest / rounds * 1e3:.2f} ms"
 
 
 def _per_token(results: list[Result]) -> float:

@@ -21,12 +21,14 @@ from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
-PROBE_SHARE = 0.003
+PROBE_SHARE = 0.002
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
-_MARGIN = 0.05  # a draft must promise this many tokens more than plain decoding
+_MARGIN = 0.04  # a draft must promise this many tokens more than plain decoding,
+_PM = 1.0
+_RISK = 0.35  # and this share of the price of its time, since estimates err
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _PARKED = 8  # rounds without a draft after which the planner says that it has parked
 
@@ -101,17 +103,19 @@ class AdaptivePlanner:
                 options.append(self._taking(drafter, guess, price, len(tokens)))
         if not options:
             return NO_DRAFT
-        # A long read is paid once and serves the rest of the answer, thought to be half of one.
-        share = 3 * self._speed / max(32.0, self._answer, self._length - self._begun)
+        # A long read is paid once and serves what follows: a quarter of an answer, since the rest
+        # may be another kind of text.
+        share = 6 * self._speed / max(32.0, self._answer, self._length - self._begun)
         self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
-        if best.worth - share * best.arrears > _MARGIN:
+        if best.worth - share * best.arrears > _MARGIN + _RISK * best.time:
             if self._affords_reference():
                 return NO_DRAFT
         else:
             best = max(options, key=lambda o: o.worth - o.arrears)
-            if best.arrears - best.worth > self._probe_credit:
+            missing = best.arrears - best.worth + _PM * (_MARGIN + _RISK * best.time)
+            if missing > self._probe_credit:
                 return NO_DRAFT
-            self._probe_credit -= max(0.0, best.arrears - best.worth)
+            self._probe_credit -= max(0.0, missing)
         if best.drafter.free:
             return _first(self._guesses[best.drafter.name], best.size)
         self._best = best

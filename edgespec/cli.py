@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING
 
 from edgespec import __version__
 from edgespec.errors import ConfigError, EdgespecError
+from edgespec.options import add_answer_options, add_model_options, count
 
 if TYPE_CHECKING:
     from edgespec.registry import ModelSpec
     from edgespec.runtime import Runtime
     from edgespec.sampling import SamplingParams
+
+
+_SAMPLE_PROMPTS = (
+    "Write a Python function that merges two sorted lists, with a docstring.",
+    "Explain in a few sentences why the sky is blue.",
+    "Repeat this list twice, then add a fifth fruit: apple, pear, plum, cherry.",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,11 +78,90 @@ def _run(args: argparse.Namespace) -> int:
         say(*(f"note: {note}" for note in generation.notes))
         completed = stream(generation, silent=args.json)
         if args.json:
-            print(json.dumps(as_json(generation.result)), flush=True)
+            print(json.dumps(as_json(generation.result, runtime.status())), flush=True)
         else:
             print(flush=True)
-            say(summary(generation.result))
+            say(summary(generation.result, runtime.status()))
         return 0 if completed else 130
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from edgespec.console import say
+    from edgespec.divergence import compare
+
+    args.pair = args.name or args.pair
+    lookahead = 3 if args.lookahead == "auto" else args.lookahead
+
+    def opened(speculate: bool) -> Runtime:
+        args.lookahead = lookahead if speculate else 0
+        say(f"comparing: {'speculative' if speculate else 'plain'} answers...")
+        return _open(args)
+
+    report = compare(
+        opened,
+        _prompts(args.prompts),
+        sampling=_sampling(args),
+        max_tokens=args.max_tokens,
+        repeats=args.repeats,
+    )
+    for found in report.differences:
+        print(
+            f"prompt {found.prompt + 1}: first difference at token {found.token + 1}, top-2 gap "
+            f"{found.gap:.3g}, {'not ' * (found in report.unexplained)}explained by rounding"
+        )
+    print(report.verdict)
+    return 0 if report.exact else 1
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from edgespec.console import say
+    from edgespec.planner import FixedPlanner
+    from edgespec.sampling import GREEDY
+    from edgespec.tune import report
+
+    args.pair = args.name or args.pair
+    args.lookahead = "auto"
+    runtime: Runtime
+    with _open(args, measure_again=True) as runtime:
+        say(*_introduction(runtime))
+        costs = runtime.costs
+        if costs is None:
+            raise ConfigError("there is nothing to tune: this pair has no drafter that can be used")
+        acceptance: dict[str, float | None] = {}
+        for name in runtime.drafters:
+            say(f"answering sample prompts with {name}...")
+            drafted = accepted = 0
+            for prompt in _prompts(args.prompts):
+                answer = runtime.conversation().send(
+                    prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
+                )
+                counters = answer.result.counters
+                drafted, accepted = drafted + counters.drafted, accepted + counters.accepted
+            acceptance[name] = accepted / drafted if drafted else None
+        free = {name for name, drafter in runtime.drafters.items() if drafter.free}
+        for line in report(costs, acceptance, free):
+            print(line)
+    return 0
+
+
+def _prompts(path: str | None) -> list[str]:
+    """The first turns of a prompt file (JSON lines with `turns`), or a few of our own."""
+    if path is None:
+        return list(_SAMPLE_PROMPTS)
+    from pathlib import Path
+
+    try:
+        lines = Path(path).expanduser().read_text("utf-8").splitlines()
+        prompts = [str(json.loads(line)["turns"][0]) for line in lines if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"can't read the prompts in {path}: {error.strerror}") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConfigError(
+            f'{path} holds no prompts: each line is a JSON object like {{"turns": ["..."]}}'
+        ) from None
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts")
+    return prompts
 
 
 def _pull(args: argparse.Namespace) -> int:
@@ -144,7 +231,7 @@ def _name(drafter: ModelSpec | str) -> str:
     return drafter if isinstance(drafter, str) else drafter.name
 
 
-def _open(args: argparse.Namespace) -> Runtime:
+def _open(args: argparse.Namespace, *, measure_again: bool = False) -> Runtime:
     from edgespec.runtime import Runtime
 
     drafters: list[str] | None = args.drafter or None
@@ -160,6 +247,7 @@ def _open(args: argparse.Namespace) -> Runtime:
         context_size=args.ctx_size,
         threads=args.threads,
         gpu_layers=args.gpu_layers,
+        measure_again=measure_again,
         report=lambda what: print(f"{what}...", file=sys.stderr, flush=True),
     )
 
@@ -183,7 +271,13 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
+        typical_p=args.typical_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        penalty_window=args.penalty_window,
         seed=args.seed,
+        rule=args.rule,
     )
 
 
@@ -205,8 +299,8 @@ def _parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="chat with a model in the terminal")
     chat.add_argument("name", nargs="?", metavar="PAIR", help="a pair that `models` lists")
     chat.set_defaults(command=_chat)
-    _add_model_options(chat)
-    _add_answer_options(chat)
+    add_model_options(chat)
+    add_answer_options(chat)
 
     run = commands.add_parser("run", help="answer one prompt and end")
     run.add_argument("prompt", nargs="*", metavar="PROMPT", help='"-" or nothing: read stdin')
@@ -216,8 +310,32 @@ def _parser() -> argparse.ArgumentParser:
         help="end the answer before this text (may be given again)",
     )  # fmt: skip
     run.set_defaults(command=_run)
-    _add_model_options(run)
-    _add_answer_options(run)
+    add_model_options(run)
+    add_answer_options(run)
+
+    verify = commands.add_parser(
+        "verify", help="compare a pair's answers with its target's: is it exact on this machine?"
+    )
+    verify.add_argument("name", nargs="?", metavar="PAIR", help="a pair that `models` lists")
+    verify.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    verify.add_argument(
+        "--repeats", type=count, default=4, metavar="N",
+        help="sampled answers to each prompt; 0 compares greedy ones only (4)",
+    )  # fmt: skip
+    verify.set_defaults(command=_verify)
+    add_model_options(verify)
+    add_answer_options(verify, max_tokens=64)
+
+    tune = commands.add_parser(
+        "tune", help="measure a pair on this machine: does speculation pay, and by how much?"
+    )
+    tune.add_argument("name", nargs="?", metavar="PAIR", help="a pair that `models` lists")
+    tune.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    tune.add_argument(
+        "--max-tokens", type=count, default=64, metavar="N", help="of each sample answer (64)"
+    )
+    tune.set_defaults(command=_tune)
+    add_model_options(tune)
 
     pull = commands.add_parser("pull", help="download a pair's models, or one model")
     pull.add_argument(
@@ -229,82 +347,6 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("--json", action="store_true", help="print a JSON list")
     models.set_defaults(command=_models)
     return parser
-
-
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models")
-    group.add_argument("--pair", metavar="NAME", help="a pair that `models` lists")
-    group.add_argument("--target", metavar="PATH", help="a GGUF file instead of a pair")
-    group.add_argument(
-        "--drafter", action="append", metavar="PATH",
-        help="a GGUF file that drafts, or `lookup`; may be given again, the first that has a "
-        "guess drafts",
-    )  # fmt: skip
-    group.add_argument(
-        "--draft", action=argparse.BooleanOptionalAction, default=True,
-        help="draft at all (--no-draft is plain decoding)",
-    )  # fmt: skip
-    group.add_argument(
-        "--lookahead", type=_lookahead, default="auto", metavar="N|auto",
-        help="draft tokens a round; auto measures and plans (auto)",
-    )  # fmt: skip
-    group.add_argument(
-        "--ctx-size", type=_positive, metavar="N",
-        help="tokens the context holds (default: the model's own, at most 8192)",
-    )  # fmt: skip
-    group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (default: the usable CPUs)"
-    )
-    group.add_argument(
-        "--gpu-layers", type=_count, metavar="N", help="layers on the GPU (default: all, if it can)"
-    )
-
-
-def _add_answer_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answers")
-    group.add_argument("--system", metavar="TEXT", help="the system prompt")
-    group.add_argument(
-        "--max-tokens", type=_count, default=1024, metavar="N", help="the longest answer (1024)"
-    )
-    group.add_argument(
-        "--temperature", type=float, default=0.7, metavar="T",
-        help="0 takes the likeliest token, more is more varied (0.7)",
-    )  # fmt: skip
-    group.add_argument(
-        "--top-k", type=_count, default=40, metavar="K",
-        help="of the K likeliest tokens; 0: all (40)",
-    )  # fmt: skip
-    group.add_argument(
-        "--top-p", type=float, default=0.95, metavar="P",
-        help="of the likeliest tokens up to this sum; 1: all (0.95)",
-    )  # fmt: skip
-    group.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P",
-        help="of tokens at least this share as likely as the likeliest; 0: all (0)",
-    )  # fmt: skip
-    group.add_argument(
-        "--seed", type=_count, metavar="N",
-        help="the same text again for the same seed, drafted or not: selects the rule "
-        "`reproducible`",
-    )  # fmt: skip
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
-    return value
-
-
-def _lookahead(text: str) -> int | str:
-    return text if text == "auto" else _count(text)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ def _in_background(generation: Generation) -> Iterator[Chunk]:
     thread.start()
     while True:
         try:
-            item = chunks.get(
-                timeout=0.1
-            )  # waiting without a limit can't be interrupted on Windows
+            item = chunks.get(timeout=0.1)  # without a limit it can't be interrupted on Windows
         except queue.Empty:
             continue
         if isinstance(item, Chunk):
@@ -135,13 +133,17 @@ def chat(runtime: Runtime, sampling: SamplingParams, *, system: str | None, max_
             say(f"There is no {command} here; /help lists what there is.")
         else:
             try:
-                last = _turn(conversation, line, sampling, max_tokens) or last
+                last = _turn(runtime, conversation, line, sampling, max_tokens) or last
             except KeyboardInterrupt:
                 say("", "stopped")
 
 
 def _turn(
-    conversation: Conversation, line: str, sampling: SamplingParams, max_tokens: int
+    runtime: Runtime,
+    conversation: Conversation,
+    line: str,
+    sampling: SamplingParams,
+    max_tokens: int,
 ) -> str | None:
     try:
         generation = conversation.send(line, sampling, max_tokens=max_tokens)
@@ -151,7 +153,7 @@ def _turn(
         say(f"edgespec: {error}")
         return None
     print(flush=True)
-    figures = summary(generation.result)
+    figures = summary(generation.result, runtime.status())
     say(figures)
     return figures
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.generation import Result
 from edgespec.metrics import Counters
+from edgespec.planner import PlannerStatus
 
 _REASONS = {
     "stop": "ended at a stop string",
@@ -18,8 +19,11 @@ _REASONS = {
 }
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds."""
+def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, Any]:
+    """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds.
+
+    `gain` is tokens per second over plain decoding's, as the planner measured it.
+    """
     counters = result.counters
     return {
         "text": result.text,
@@ -31,6 +35,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "mean_accepted_length": _rounded(counters.mean_accepted_length),
         "prompt_tokens": counters.prompt_tokens,
         "cached_tokens": counters.cached_tokens,
+        "gain": _rounded(status.gain) if status is not None else None,
         "drafters": {
             name: {
                 "rounds": drafter.rounds,
@@ -43,16 +48,20 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def summary(result: Result) -> str:
-    """One line of figures, and one more where the answer didn't end by itself."""
+def summary(result: Result, status: PlannerStatus | None = None) -> str:
+    """One line of figures; more where the planner parked, or the answer didn't end by itself."""
     counters = result.counters
     parts = [f"{len(result.tokens)} token{'s' * (len(result.tokens) != 1)}"]
     if counters.tokens_per_second is not None:
         parts.append(f"{counters.tokens_per_second:.1f} tok/s")
+        if counters.drafted and status is not None and status.gain is not None:
+            parts[-1] += f" ({status.gain:.1f}x plain)"
     if counters.ttft_seconds is not None:
         parts.append(f"first token after {counters.ttft_seconds:.2f} s")
     parts += _speculation(counters)
     lines = [" · ".join(parts)]
+    if status is not None and status.parked and counters.rounds:
+        lines.append(f"parked: {status.reason}")
     if result.finish_reason in _REASONS:
         lines.append(_REASONS[result.finish_reason])
     return "\n".join(lines)

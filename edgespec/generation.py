@@ -94,13 +94,16 @@ class Generation(Iterator[Chunk]):
         max_tokens: int,
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
         notes: Sequence[str] = (),
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
         stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
         sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
-        self._answer = _Answer(engine, prompt, stream, sampler, logprobs, on_finish)
+        self._answer = _Answer(
+            engine, prompt, stream, sampler, planner or engine.planner, logprobs, on_finish
+        )
         # It knows the answer but not this object: so dropping this closes it, at once.
         self._chunks = self._answer.run(weakref.ref(self))
         self._turn = threading.RLock()
@@ -159,6 +162,7 @@ class _Answer:
         prompt: Sequence[int],
         stream: TextStream,
         sampler: Sampler,
+        planner: Planner,
         request: LogprobsRequest | None,
         on_finish: Callable[[Result], None] | None,
     ) -> None:
@@ -172,6 +176,7 @@ class _Answer:
         self._logprobs: list[TokenLogprobs] = []
         self._stream = stream
         self._sampler = sampler
+        self._planner = planner
         self._texts: list[str] = []
         self._given = 0  # tokens handed out in chunks
         self._on_finish = on_finish
@@ -244,7 +249,7 @@ class _Answer:
             engine.target,
             self._tokens,
             sampler=self._sampler,
-            planner=engine.planner,
+            planner=self._planner,
             drafters=engine.drafters,
             cut=self._stream.cut,
             logprobs=self._request,

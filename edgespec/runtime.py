@@ -23,14 +23,14 @@ from edgespec.chat import (
     encode_chat,
     fallback_template,
 )
-from edgespec.costs import measure
+from edgespec.costs import Costs, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
-from edgespec.planner import FixedPlanner, Planner
+from edgespec.planner import FixedPlanner, Planner, PlannerStatus
 from edgespec.registry import ModelSpec, load_registry
 from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model
@@ -97,6 +97,7 @@ class Runtime:
         threads: int | None = None,
         gpu_layers: int | None = None,
         fetch: bool = True,
+        measure_again: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Load a pair of the registry by name (None: the default pair), or model files.
@@ -112,6 +113,7 @@ class Runtime:
             threads: CPU threads; None takes the CPUs this process may use.
             gpu_layers: layers on the GPU; None takes all of them where the build can.
             fetch: whether models that aren't here yet may be downloaded.
+            measure_again: whether "auto" measures although it did before.
             report: told in a sentence what is being waited for.
 
         Raises:
@@ -134,7 +136,7 @@ class Runtime:
                     loaded.append(_model_drafter(model, Path(name), options, cancel, notes))
             if len({drafter.name for drafter in loaded}) < len(loaded):
                 raise ConfigError("the same kind of drafter is named twice; name it once")
-            planner = _planner(model, loaded, lookahead, cancel, report)
+            planner = _planner(model, loaded, lookahead, cancel, report, measure_again)
             return cls(model, loaded, planner=planner, cancel=cancel, notes=notes)
         except BaseException:
             for drafter in loaded:
@@ -150,6 +152,7 @@ class Runtime:
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
         notes: Sequence[str] = (),
         on_finish: Callable[[Result], None] | None = None,
     ) -> Generation:
@@ -161,6 +164,7 @@ class Runtime:
             max_tokens: the longest answer; None goes on until the context is full.
             stop: texts that end the answer and don't belong to it.
             logprobs: log-probabilities to keep with each token of the result.
+            planner: decides on drafts instead of the runtime's own, for this answer.
             notes: sentences to hand on with the answer.
             on_finish: called with the result when the answer ends, unless it failed.
 
@@ -188,6 +192,7 @@ class Runtime:
             max_tokens=size if max_tokens is None else max_tokens,
             stop=stop,
             logprobs=logprobs,
+            planner=planner,
             notes=notes,
             on_finish=on_finish,
         )
@@ -200,6 +205,16 @@ class Runtime:
         """The prompt that asks for the next answer, as token ids."""
         self._check_open()
         return encode_chat(self.target.tokenizer, self._template, messages)
+
+    @property
+    def costs(self) -> Costs | None:
+        """The measured costs that the planner goes by; None where it measures nothing."""
+        planner = self._engine.planner
+        return planner.costs if isinstance(planner, AdaptivePlanner) else None
+
+    def status(self) -> PlannerStatus:
+        """What the planner is doing: drafter, lookahead or parked and why, gain over plain."""
+        return self._engine.planner.status()
 
     @property
     def context_size(self) -> int:
@@ -277,6 +292,7 @@ class Conversation:
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
     ) -> Generation:
         """Ask, and stream the answer; both join `messages` when the answer ends.
 
@@ -297,6 +313,7 @@ class Conversation:
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
+            planner=planner,
             notes=notes,
             on_finish=finish,
         )
@@ -331,6 +348,7 @@ def _planner(
     lookahead: int | Literal["auto"],
     cancel: CancelFlag,
     report: Callable[[str], None],
+    measure_again: bool,
 ) -> Planner:
     """The planner for a lookahead; "auto" may have to measure first."""
     if lookahead != AUTO:
@@ -339,7 +357,7 @@ def _planner(
         return FixedPlanner((), 0)
     models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
     key = cost_store.key(target, models)
-    costs = cost_store.load(key)
+    costs = None if measure_again else cost_store.load(key)
     if costs is None:
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}

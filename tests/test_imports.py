@@ -15,14 +15,14 @@ PACKAGE = Path(__file__).parents[1] / "edgespec"
 
 # A module may import from the rows above its own, and from its own row. Packages count as one.
 ORDER = [
-    "errors",
+    "errors options",
     "registry tomlfile metrics session tokenizer platform terminal gguf categorical",
     "fetch chat text noise penalties",
     "sampling",
     "verify logprobs confidence",
     "backends drafters costs",
     "planner cost_store",
-    "adaptive decode",
+    "adaptive decode tune",
     "generation",
     "runtime figures",
     "divergence",

@@ -129,9 +129,18 @@ def test_probes_find_a_drafter_that_the_target_says_nothing_about() -> None:
     rng = np.random.default_rng(0)
     process = alternating(0.03, 0.95, (1500, 1500), fixed=True)
     text = make_text(process, rng, answers=((90, 128),) * 23, informed=0.0, certain=0.0)
-    planner = AdaptivePlanner(MACHINES["gpu"].measured(rng))
-    rounds = Game(MACHINES["gpu"], text).play(planner, ["model"])
+    planner = AdaptivePlanner(MACHINES["f16"].measured(rng))
+    rounds = Game(MACHINES["f16"], text).play(planner, ["model"])
     assert cost(rounds, 1500, 2900) < 0.9 * 1400
+
+
+def test_plain_rounds_are_seen_while_drafting_for_half_a_percent_of_the_time() -> None:
+    _, rounds, _ = play("gpu", "steady 0.95", ["model"])
+    late = [r for r in rounds if r.at > 100]
+    plain = [r for r in late if not r.drafted]
+    speed = sum(1 + r.stood for r in late) / cost(late)
+    assert len(plain) >= 2
+    assert sum(1 - 1 / speed for _ in plain) <= 0.005 * cost(late)
 
 
 class Asked:

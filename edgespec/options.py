@@ -1,0 +1,112 @@
+"""The options that several commands share, named as the field names them.
+
+Invariant: every option has a help text of a line or two that gives its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which models run, where, and how they draft."""
+    group = parser.add_argument_group("models")
+    group.add_argument("--pair", metavar="NAME", help="a pair that `models` lists")
+    group.add_argument("--target", metavar="PATH", help="a GGUF file instead of a pair")
+    group.add_argument(
+        "--drafter", action="append", metavar="PATH",
+        help="a GGUF file that drafts, or `lookup`; may be given again, the first that has a "
+        "guess drafts",
+    )  # fmt: skip
+    group.add_argument(
+        "--draft", action=argparse.BooleanOptionalAction, default=True,
+        help="draft at all (--no-draft is plain decoding)",
+    )  # fmt: skip
+    group.add_argument(
+        "--lookahead", type=_lookahead, default="auto", metavar="N|auto",
+        help="draft tokens a round; auto measures and plans (auto)",
+    )  # fmt: skip
+    group.add_argument(
+        "--ctx-size", type=_positive, metavar="N",
+        help="tokens the context holds (default: the model's own, at most 8192)",
+    )  # fmt: skip
+    group.add_argument(
+        "--threads", type=_positive, metavar="N", help="CPU threads (default: the usable CPUs)"
+    )
+    group.add_argument(
+        "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
+    )
+
+
+def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) -> None:
+    """How an answer is sampled and how long it gets."""
+    group = parser.add_argument_group("answers")
+    group.add_argument("--system", metavar="TEXT", help="the system prompt")
+    group.add_argument(
+        "--max-tokens", type=count, default=max_tokens, metavar="N",
+        help=f"the longest answer ({max_tokens})",
+    )  # fmt: skip
+    group.add_argument(
+        "--temperature", type=float, default=0.7, metavar="T",
+        help="0 takes the likeliest token, more is more varied (0.7)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-k", type=count, default=40, metavar="K",
+        help="of the K likeliest tokens; 0: all (40)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-p", type=float, default=0.95, metavar="P",
+        help="of the likeliest tokens up to this sum; 1: all (0.95)",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P",
+        help="of tokens at least this share as likely as the likeliest; 0: all (0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--typical-p", type=float, default=1.0, metavar="P",
+        help="of the tokens of most typical surprise up to this sum; 1: all (1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X",
+        help="makes tokens that occurred less likely; 1: off (1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X",
+        help="taken off the logits of tokens that occurred (0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X",
+        help="taken off once for each time a token occurred (0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--penalty-window", type=count, default=0, metavar="N",
+        help="the newest tokens that the penalties count, prompt included; 0: all (0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rule", choices=("rejection", "reproducible"),
+        help="how drafts are verified; both are exact (rejection, or reproducible with a seed)",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=count, metavar="N",
+        help="the same text again for the same seed, drafted or not: selects the rule "
+        "`reproducible`",
+    )  # fmt: skip
+
+
+def count(text: str) -> int:
+    """A whole number from 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is below 0")
+    return value
+
+
+def _lookahead(text: str) -> int | str:
+    return text if text == "auto" else count(text)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
