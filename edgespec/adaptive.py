@@ -21,14 +21,13 @@ from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
-PROBE_SHARE = 0.002
+PROBE_SHARE = 0.003
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
-_MARGIN = 0.04  # a draft must promise this many tokens more than plain decoding,
-_PM = 1.0
-_RISK = 0.35  # and this share of the price of its time, since estimates err
+_MARGIN = 0.03  # a draft must promise this many tokens more than plain decoding,
+_RISK = 0.15  # and this many more for each plain round of its time, since estimates err
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _PARKED = 8  # rounds without a draft after which the planner says that it has parked
 
@@ -47,8 +46,8 @@ class _Model:
 class _Option:
     """A draft that could be made: tokens it would add, and its time in plain rounds.
 
-    `worth` is the tokens less the price of the time; `arrears` the price of what the drafter must
-    read before it can begin, which serves the rounds that follow too.
+    `worth` is the tokens less the price of the time and a margin; `arrears` the price of what the
+    drafter must read before it can begin, which serves the rounds that follow too.
     """
 
     drafter: Drafter
@@ -107,15 +106,14 @@ class AdaptivePlanner:
         # may be another kind of text.
         share = 6 * self._speed / max(32.0, self._answer, self._length - self._begun)
         self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
-        if best.worth - share * best.arrears > _MARGIN + _RISK * best.time:
+        if best.worth - share * best.arrears > 0:
             if self._affords_reference():
                 return NO_DRAFT
         else:
             best = max(options, key=lambda o: o.worth - o.arrears)
-            missing = best.arrears - best.worth + _PM * (_MARGIN + _RISK * best.time)
-            if missing > self._probe_credit:
+            if best.arrears - best.worth > self._probe_credit:
                 return NO_DRAFT
-            self._probe_credit -= max(0.0, missing)
+            self._probe_credit -= max(0.0, best.arrears - best.worth)
         if best.drafter.free:
             return _first(self._guesses[best.drafter.name], best.size)
         self._best = best
@@ -161,7 +159,7 @@ class AdaptivePlanner:
         if best is None:
             reason = "no drafter has a guess"
         else:
-            much = "more than" if best.worth > _MARGIN else "no more than"
+            much = "more than" if best.worth > 0 else "no more than"
             reason = (
                 f"a draft of {best.size} from {best.drafter.name} should add {best.tokens:.1f} "
                 f"tokens, {much} its time of {best.time:.1f} plain rounds is worth"
@@ -231,7 +229,8 @@ class AdaptivePlanner:
         worths = [gain - price * s for gain, s in zip(gains, seconds, strict=True)]
         size = max(range(1, len(worths)), key=worths.__getitem__)
         time = seconds[size] / check[1]
-        return _Option(drafter, size, gains[size], time, worths[size], arrears, owed)
+        worth = worths[size] - _MARGIN - _RISK * time
+        return _Option(drafter, size, gains[size], time, worth, arrears, owed)
 
     def _go_on(self, name: str, longest: int, price: float, length: int) -> GoOn:
         """Whether to draft one more, by the confidence of each token drawn so far."""

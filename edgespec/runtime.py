@@ -408,6 +408,6 @@ def _model_drafter(
     if model.session.context_size < size:
         notes.append(
             f"{model.name} holds {model.session.context_size} tokens of the {size} that "
-            f"{target.name} holds: behind them the text goes on without its drafts"
+            f"{target.name} holds: behind them it drafts from the newest part of the text alone"
         )
     return ModelDrafter(model)

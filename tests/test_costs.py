@@ -99,6 +99,9 @@ def test_unmeasured_passes_lie_between_their_neighbours_or_beyond() -> None:
     assert found.seconds("model", 17, 100) == pytest.approx(0.18, rel=0.02)
     assert found.seconds("model", 117, 100) == pytest.approx(1.18, rel=0.03)  # a long read
     assert costs(model={1: 0.02}).seconds("model", 4, 100) == pytest.approx(0.08)
+    uneven = costs(model={1: 0.1, 6: 0.2, 12: 0.19})
+    assert uneven.seconds("model", 9, 100) == pytest.approx(0.195)
+    assert uneven.seconds("model", 17, 100) == pytest.approx(0.19 + 5 * 0.09 / 11)
 
 
 def test_a_batch_is_never_thought_cheaper_than_one_token() -> None:

@@ -11,7 +11,7 @@ from fakes import FakeSession, PieceTokenizer, ScriptSession, fake_model
 from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.model import FIRST, ModelDrafter
 from edgespec.planner import FixedPlanner
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
@@ -167,12 +167,32 @@ def test_the_context_fills_to_its_last_place(lookahead: int) -> None:
     assert rounds[-1].finish_reason == "context"
 
 
-def test_a_drafter_with_a_smaller_context_falls_silent() -> None:
+def test_a_drafter_with_a_smaller_context_goes_on_from_the_newest_part() -> None:
+    """Order 2 needs no more, so its guesses stay right to the end."""
     plain, _, _ = run(FakeSession(VOCAB))
-    got, _, rounds = run(FakeSession(VOCAB), [model_drafter(context_size=12)], 3)
+    got, _, rounds = run(FakeSession(VOCAB), [model_drafter(context_size=24)], 3)
     assert got == plain
-    assert rounds[-1].drafted == 0
-    assert any(step.drafted for step in rounds)
+    assert all(step.drafted and step.accepted == step.drafted for step in rounds[1:-1])
+
+
+def test_a_drafter_far_behind_reads_the_start_and_the_newest_part() -> None:
+    prompt = [int(t) for t in np.random.default_rng(0).integers(0, VOCAB, 200)]
+    drafter = FakeSession(VOCAB)
+    run(FakeSession(VOCAB), [ModelDrafter(fake_model(drafter), reads=50)], 3, prompt=prompt)
+    assert drafter.passes[0] == (FIRST + 50, 1)
+    assert drafter.cache[:FIRST] == prompt[:FIRST]
+    assert drafter.cache[FIRST : FIRST + 49] == prompt[-49:]
+    assert all(fed <= 2 for fed, _ in drafter.passes[1:])  # and keeps it
+
+
+def test_after_a_long_text_a_drafter_reads_a_short_one_whole() -> None:
+    drafter = FakeSession(VOCAB)
+    model = ModelDrafter(fake_model(drafter), reads=50)
+    run(FakeSession(VOCAB), [model], 3, prompt=[t % 7 for t in range(200)])
+    plain, _, _ = run(FakeSession(VOCAB))
+    got, _, _ = run(FakeSession(VOCAB), [model], 3)
+    assert got == plain
+    assert drafter.cache[: len(PROMPT)] == PROMPT
 
 
 def test_padding_rows_never_come_out() -> None:
