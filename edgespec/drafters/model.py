@@ -18,7 +18,6 @@ from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Model, TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
-
 FIRST = 4
 """Tokens of the text's start that are always read."""
 
