@@ -103,6 +103,12 @@ class Costs:
         more = max(curve[MAX_TOKENS] - curve[2], 0.0) / (MAX_TOKENS - 2)
         return curve[MAX_TOKENS] + more * (tokens - MAX_TOKENS)
 
+    def expected(self, tokens: int, length: int) -> float:
+        """Seconds of a check of `tokens` tokens, at most `MAX_TOKENS`, with no hope added."""
+        self._enter(length)
+        mean = self._states[self._bucket].mean
+        return math.exp(mean[0] + mean[self._kinds["check"] + tokens - 1])
+
     def draft(self, drafter: str, tokens: int, owed: int, length: int) -> float:
         """Drafting `tokens` tokens, the first of them behind a read of `owed`."""
         steps = (tokens - 1) * self.seconds(drafter, 1, length)

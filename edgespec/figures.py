@@ -60,7 +60,7 @@ def summary(result: Result, status: PlannerStatus | None = None) -> str:
         parts.append(f"first token after {counters.ttft_seconds:.2f} s")
     parts += _speculation(counters)
     lines = [" · ".join(parts)]
-    if status is not None and status.parked and counters.rounds:
+    if status is not None and status.parked and counters.rounds and status.reason:
         lines.append(f"parked: {status.reason}")
     if result.finish_reason in _REASONS:
         lines.append(_REASONS[result.finish_reason])

@@ -39,8 +39,9 @@ class PlannerStatus:
     """What a planner is doing, for people.
 
     `drafter` and `lookahead` are those of the latest draft, empty and 0 while parked; `reason` says
-    in words why it drafts or doesn't. `gain` is how many times plain decoding's tokens per second
-    it has reached of late, plain rounds on this machine being the measure; None while unknown.
+    in words why it drafts or doesn't, and is empty where nobody wanted a draft. `gain` is how many
+    times plain decoding's tokens per second it has reached of late, plain rounds on this machine
+    being the measure; None while unknown.
     """
 
     drafter: str
@@ -101,6 +102,6 @@ class FixedPlanner:
     def status(self) -> PlannerStatus:
         """The latest round; without plain rounds beside it, its gain is unknown."""
         if not self._lookahead or not self._drafters:
-            return PlannerStatus("", 0, True, "nothing may be drafted", None)
+            return PlannerStatus("", 0, True, "", None)
         reason = f"the lookahead is set to {self._lookahead}"
         return PlannerStatus(self._drafted.drafter, len(self._drafted), False, reason, None)

@@ -62,12 +62,15 @@ class Runtime:
         planner: Planner | None = None,
         cancel: CancelFlag | None = None,
         notes: Sequence[str] = (),
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over loaded models; `Runtime.open` is the usual way.
 
         `planner` None tries the drafters in order with a lookahead of 3. `notes` are sentences the
-        user should read; `self.notes` adds those of the models.
+        user should read; `self.notes` adds those of the models. `on_close` is called when the
+        models are about to be freed.
         """
+        self._on_close = on_close
         self.notes = [*target.notes, *notes]
         if not target.session.can_rollback:
             for drafter in drafters:
@@ -136,8 +139,8 @@ class Runtime:
                     loaded.append(_model_drafter(model, Path(name), options, cancel, notes))
             if len({drafter.name for drafter in loaded}) < len(loaded):
                 raise ConfigError("the same kind of drafter is named twice; name it once")
-            planner = _planner(model, loaded, lookahead, cancel, report, measure_again)
-            return cls(model, loaded, planner=planner, cancel=cancel, notes=notes)
+            planner, keep = _planner(model, loaded, lookahead, cancel, report, measure_again)
+            return cls(model, loaded, planner=planner, cancel=cancel, notes=notes, on_close=keep)
         except BaseException:
             for drafter in loaded:
                 drafter.close()
@@ -239,6 +242,8 @@ class Runtime:
         if running is not None:
             running.close()
         with self._engine.lock:
+            self._on_close()
+            self._on_close = lambda: None
             for drafter in self.drafters.values():
                 drafter.close()
             self.target.close()
@@ -349,12 +354,12 @@ def _planner(
     cancel: CancelFlag,
     report: Callable[[str], None],
     measure_again: bool,
-) -> Planner:
-    """The planner for a lookahead; "auto" may have to measure first."""
+) -> tuple[Planner, Callable[[], None]]:
+    """The planner for a lookahead, and how to keep what it learnt; "auto" may have to measure."""
     if lookahead != AUTO:
-        return FixedPlanner([drafter.name for drafter in drafters], lookahead)
+        return FixedPlanner([drafter.name for drafter in drafters], lookahead), lambda: None
     if not drafters or not target.session.can_rollback:
-        return FixedPlanner((), 0)
+        return FixedPlanner((), 0), lambda: None
     models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
     key = cost_store.key(target, models)
     costs = None if measure_again else cost_store.load(key)
@@ -363,7 +368,7 @@ def _planner(
         sessions = {name: model.session for name, model in models.items()}
         costs = measure(target.session, sessions, check=cancel.check)
         cost_store.save(key, costs)
-    return AdaptivePlanner(costs)
+    return AdaptivePlanner(costs), lambda: cost_store.save(key, costs)
 
 
 def _files(

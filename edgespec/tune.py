@@ -32,8 +32,8 @@ def gain(costs: Costs, drafter: str | None, lookahead: int, rate: float) -> floa
     `drafter` None costs nothing, like a lookup. Leviathan et al. 2023 (arXiv 2211.17192), with
     measured costs in place of constant ones.
     """
-    plain = costs.seconds("check", 1, LENGTH)
-    seconds = costs.seconds("check", lookahead + 1, LENGTH)
+    plain = costs.expected(1, LENGTH)
+    seconds = costs.expected(lookahead + 1, LENGTH)
     if drafter is not None and lookahead:
         seconds += costs.draft(drafter, lookahead, 2, LENGTH)
     tokens = 1 + sum(rate**i for i in range(1, lookahead + 1))
@@ -59,11 +59,11 @@ def break_even(costs: Costs, drafter: str | None, lookahead: int) -> float | Non
 
 def report(costs: Costs, acceptance: Mapping[str, float | None], free: set[str]) -> Iterator[str]:
     """The lines `edgespec tune` prints; `acceptance` is each drafter's rate on sample prompts."""
-    plain = costs.seconds("check", 1, LENGTH)
+    plain = costs.expected(1, LENGTH)
     yield f"a pass of the target over one token: {plain * 1e3:.1f} ms; over n tokens, relative:"
     sizes = range(2, MAX_LOOKAHEAD + 2)
     yield "  n     " + "".join(f"{n:7}" for n in sizes)
-    relative = (costs.seconds("check", n, LENGTH) / plain for n in sizes)
+    relative = (costs.expected(n, LENGTH) / plain for n in sizes)
     yield "  cost  " + "".join(f"{cost:7.2f}" for cost in relative)
     for name in acceptance:
         drafter = None if name in free else name

@@ -362,7 +362,7 @@ def test_ctrl_c_in_a_terminal(folder: Path) -> None:
             chat.type(question + "\n")
             chat.wait_for(re.escape(question) + "\r\n.{5}")
             chat.press_ctrl_c()
-            chat.wait_for("first token after.*\r\nstopped")
+            chat.wait_for(r"first token after[^>]*stopped")
         chat.wait_for("> ")
         chat.type("long \\\n")
         for _ in range(3):
@@ -402,3 +402,27 @@ def test_ctrl_c_ends_a_run(folder: Path) -> None:
             assert json.loads(out)["finish_reason"] == "cancelled"
         else:
             assert b"stopped" in err
+
+
+def test_verify_says_whether_a_pair_is_exact(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(folder / "a.gguf")
+    options = ["--target", file, "--drafter", file, "--max-tokens", "12"]
+    assert cli.main(["verify", *options, "--repeats", "1"]) == 0
+    assert "this pair is exact on this machine" in capsys.readouterr().out
+    assert cli.main(["verify", *options, "--no-draft"]) == 1  # there is no drafter to test
+
+
+def test_tune_prints_the_sums_and_one_sentence(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["ab ab ab ab"]}\n')
+    assert cli.main(["tune", "--target", str(folder / "a.gguf"), "--prompts", str(prompts)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.lstrip().startswith("pays from acceptance") for line in lines)
+    assert lines[-1].startswith(("Speculation ", "No drafter "))
+    prompts.write_text("[]")
+    assert cli.main(["tune", "--target", str(folder / "a.gguf"), "--prompts", str(prompts)]) == 1
+    assert "holds no prompts" in capsys.readouterr().err

@@ -496,3 +496,27 @@ def test_native_answers_stop_and_go_on(tiny: Path) -> None:
         assert second.counters.prompt_tokens > 80
     generation = Runtime.open(target=tiny, drafters=[], threads=1).generate("a", max_tokens=20)
     assert len(generation.result.tokens) > 0  # its runtime lives as long as it does
+
+
+def test_costs_are_measured_once_and_what_was_learnt_is_kept(tiny: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    kept = []
+    for _ in range(2):
+        with Runtime.open(target=tiny, report=said.append) as runtime:
+            assert runtime.conversation().send("hi", GREEDY, max_tokens=9).result.tokens
+            learnt = runtime.costs
+        (file,) = (tmp_path / "cache" / "costs").glob("*.json")
+        kept.append(file.read_text())
+    assert len(said) == 1
+    assert learnt is not None
+    assert kept[0] != kept[1]  # the second answer's passes went in too
+
+
+def test_a_planner_for_one_answer(tiny: Path) -> None:
+    with Runtime.open(target=tiny, drafters=[str(tiny)], lookahead=1) as runtime:
+        rates = []
+        for planner in (None, FixedPlanner(["model"], 3), None):
+            answer = runtime.generate([5, 6, 7], GREEDY, max_tokens=13, planner=planner)
+            counters = answer.result.counters
+            rates.append(counters.drafted / counters.rounds)
+        assert rates == [1, 3, 1]

@@ -72,7 +72,7 @@ class ModelDrafter:
         return len(text) - self._cache.shared(text)
 
     def _skip(self, tokens: TokenIds) -> int:
-        """How many tokens to leave out: as before, unless it then has too much or little to read."""
+        """How many tokens to leave out: as before, unless too much or too little were to read."""
         text = self._read(tokens, self._skipped)
         owed = len(text) - self._cache.shared(text)
         fits = len(text) <= self._cache.session.context_size - self._reads // 2

@@ -1,0 +1,39 @@
+"""The sums of `edgespec tune` against ones done by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.costs import Costs
+from edgespec.tune import best, break_even, gain, verdict
+
+# A check of n tokens costs 1 + 0.1 (n - 1), a draft step 0.2; free drafts cost nothing.
+FLAT = Costs({"check": {n: 1 + 0.1 * (n - 1) for n in range(1, 18)}, "model": {1: 0.2, 17: 3.4}})
+STEEP = Costs({"check": {n: float(n) for n in range(1, 18)}})
+
+
+def test_gain_is_tokens_over_time() -> None:
+    assert gain(FLAT, "model", 0, 0.5) == pytest.approx(1)
+    # Two tokens read at first, as after a fully accepted draft: 0.4 + 0.2 + the check of three.
+    assert gain(FLAT, "model", 2, 0.5) == pytest.approx(1.75 / (0.6 + 1.2), rel=0.01)
+    assert gain(FLAT, None, 2, 0.5) == pytest.approx(1.75 / 1.2, rel=0.01)
+
+
+def test_a_lookahead_breaks_even_where_its_gain_is_one() -> None:
+    rate = break_even(FLAT, "model", 3)
+    assert rate is not None
+    assert gain(FLAT, "model", 3, rate) == pytest.approx(1, abs=1e-6)
+    assert break_even(STEEP, None, 1) is None
+
+
+def test_the_best_lookahead_grows_with_acceptance_and_may_be_none() -> None:
+    looks = [best(FLAT, "model", rate).lookahead for rate in (0.1, 0.5, 0.9)]
+    assert looks == sorted(looks)
+    assert looks[0] == 0 < looks[-1]
+    assert best(STEEP, None, 0.9).lookahead == 0
+
+
+def test_the_verdict_names_what_pays_or_says_that_nothing_does() -> None:
+    assert "Speculation pays" in verdict(FLAT, {"lookup": 0.8, "model": 0.1}, {"lookup"})
+    assert "does not pay" in verdict(STEEP, {"lookup": 0.9}, {"lookup"})
+    assert "No drafter had a guess" in verdict(FLAT, {"lookup": None}, {"lookup"})
