@@ -367,3 +367,29 @@ def test_rows_are_numbers_of_the_model(tmp_path: Path) -> None:
     rows = model.session.forward([3, 4, 5], 2)
     assert np.isfinite(rows).all() and rows.std() > 0.1
     model.close()
+
+
+def test_all_passes_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread would bring a second team of OpenMP threads, and halve the speed."""
+    import threading
+
+    import llama_cpp.llama_cpp as lib
+
+    seen = set()
+    decode = lib.llama_decode
+
+    def watched(*args: object) -> int:
+        seen.add(threading.get_ident())
+        return int(decode(*args))
+
+    monkeypatch.setattr(lib, "llama_decode", watched)
+    model = load_model(write_tiny(tmp_path / "one.gguf"), LoadOptions(), CancelFlag())
+    threads = [
+        threading.Thread(target=lambda: (model.session.rollback(0), model.session.forward([1, 2])))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    model.close()
+    assert len(seen) == 1

@@ -22,6 +22,7 @@ import numpy as np
 from edgespec import platform
 from edgespec.backends import LoadOptions, fingerprint
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
+from edgespec.backends.native_thread import compute
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -208,7 +209,7 @@ class LlamaSession:
         self._wanted[n - rows : n] = 1
         self._batch.n_tokens = n
         _log.errors.clear()
-        code = lib.llama_decode(self._handle, self._batch)
+        code = compute(lib.llama_decode, self._handle, self._batch)
         if code == 0:
             self.length += n
         elif code == 2:
