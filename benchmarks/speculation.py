@@ -2,9 +2,10 @@
 
     python benchmarks/speculation.py TARGET.gguf PROMPTS.jsonl --drafter DRAFT.gguf
 
-A setting is `plain`, `auto`, or DRAFTER:LOOKAHEAD. Prompts are JSON lines with `turns`, of which
-the first is used, and `category`. Prints tokens per second (decoding alone) and the ratio to plain
-by category: total plain time over total time on the same prompts; TTFT as the median of ratios.
+A setting is `plain`, `auto`, or DRAFTER[+DRAFTER]:LOOKAHEAD. Prompts are JSON lines with `turns`,
+of which the first is used, and `category`. Prints tokens per second (decoding alone) and the ratio
+to plain by category: total plain time over total time on the same prompts; and the median ratio of
+TTFT.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
         for setting in args.settings:
             name, _, size = setting.partition(":")
             planners[setting] = auto if name == "auto" else FixedPlanner(
-                [] if name == "plain" else [name], int(size or 0)
+                [] if name == "plain" else name.split("+"), int(size or 0)
             )  # fmt: skip
         assert isinstance(auto, AdaptivePlanner)
         for category, texts in prompts.items():

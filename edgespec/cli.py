@@ -232,6 +232,7 @@ def _name(drafter: ModelSpec | str) -> str:
 
 
 def _open(args: argparse.Namespace, *, measure_again: bool = False) -> Runtime:
+    from edgespec.registry import LOOKUP
     from edgespec.runtime import Runtime
 
     drafters: list[str] | None = args.drafter or None
@@ -239,6 +240,8 @@ def _open(args: argparse.Namespace, *, measure_again: bool = False) -> Runtime:
         if drafters:
             raise ConfigError("--no-draft and --drafter contradict each other: drop one")
         drafters = []
+    elif drafters and args.lookup and LOOKUP not in drafters:
+        drafters = [LOOKUP, *drafters]
     return Runtime.open(
         args.pair,
         target=args.target,

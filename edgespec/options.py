@@ -19,6 +19,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "guess drafts",
     )  # fmt: skip
     group.add_argument(
+        "--lookup", action=argparse.BooleanOptionalAction, default=True,
+        help="let lookup in the text so far draft beside a --drafter: it costs nothing",
+    )  # fmt: skip
+    group.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True,
         help="draft at all (--no-draft is plain decoding)",
     )  # fmt: skip

@@ -73,8 +73,14 @@ class Planner(Protocol):
         ...
 
 
+_SURE = 4.0  # tokens that a lookup must have matched to go before a model
+
+
 class FixedPlanner:
-    """The same lookahead in every round, and the first drafter that has a guess."""
+    """The same lookahead in every round, and the first drafter that has a guess.
+
+    A guess that cost nothing and is unsure is left for the drafters behind it.
+    """
 
     def __init__(self, drafters: Sequence[str], lookahead: int) -> None:
         if lookahead < 0:
@@ -92,7 +98,8 @@ class FixedPlanner:
         lookahead = min(self._lookahead, room)
         for name in self._drafters if lookahead > 0 else ():
             draft = drafters[name].propose(tokens, lookahead, sampler)
-            if draft:
+            last = name == self._drafters[-1]
+            if draft and (last or not drafters[name].free or draft.confidence[0] >= _SURE):
                 return draft
         return NO_DRAFT
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, load_model
 from edgespec.chat import (
@@ -23,26 +21,20 @@ from edgespec.chat import (
     encode_chat,
     fallback_template,
 )
-from edgespec.costs import Costs, measure
+from edgespec.costs import Costs
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
+from edgespec.opening import AUTO, find_files, load_drafter, make_planner
 from edgespec.planner import FixedPlanner, Planner, PlannerStatus
-from edgespec.registry import ModelSpec, load_registry
+from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model
-from edgespec.tokenizer import check_same_tokens
-
-AUTO: Literal["auto"] = "auto"
-"""The lookahead that the planner chooses, round by round, from measured costs."""
 
 DEFAULT_MAX_TOKENS = 1024
 """The longest answer where none is asked for; small models can go on forever."""
-
-LOOKUP = "lookup"
 
 
 class Runtime:
@@ -125,7 +117,7 @@ class Runtime:
         """
         if pair is not None and target is not None:
             raise ConfigError("give a pair or a target file, not both")
-        target_path, named = _files(pair, target, drafters, fetch)
+        target_path, named = find_files(pair, target, drafters, fetch)
         cancel = CancelFlag()
         options = LoadOptions(context_size, threads=threads, gpu_layers=gpu_layers)
         model = load_model(target_path, options, cancel)
@@ -136,10 +128,10 @@ class Runtime:
                 if name == LOOKUP:
                     loaded.append(LookupDrafter())
                 else:
-                    loaded.append(_model_drafter(model, Path(name), options, cancel, notes))
+                    loaded.append(load_drafter(model, Path(name), options, cancel, notes))
             if len({drafter.name for drafter in loaded}) < len(loaded):
                 raise ConfigError("the same kind of drafter is named twice; name it once")
-            planner, keep = _planner(model, loaded, lookahead, cancel, report, measure_again)
+            planner, keep = make_planner(model, loaded, lookahead, cancel, report, measure_again)
             return cls(model, loaded, planner=planner, cancel=cancel, notes=notes, on_close=keep)
         except BaseException:
             for drafter in loaded:
@@ -345,74 +337,3 @@ class Conversation:
                 "were left out: /clear starts afresh, --ctx-size makes room"
             )
         return ids, notes
-
-
-def _planner(
-    target: Model,
-    drafters: Sequence[Drafter],
-    lookahead: int | Literal["auto"],
-    cancel: CancelFlag,
-    report: Callable[[str], None],
-    measure_again: bool,
-) -> tuple[Planner, Callable[[], None]]:
-    """The planner for a lookahead, and how to keep what it learnt; "auto" may have to measure."""
-    if lookahead != AUTO:
-        return FixedPlanner([drafter.name for drafter in drafters], lookahead), lambda: None
-    if not drafters or not target.session.can_rollback:
-        return FixedPlanner((), 0), lambda: None
-    models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
-    key = cost_store.key(target, models)
-    costs = None if measure_again else cost_store.load(key)
-    if costs is None:
-        report("measuring what passes of these models cost on this machine, once")
-        sessions = {name: model.session for name, model in models.items()}
-        costs = measure(target.session, sessions, check=cancel.check)
-        cost_store.save(key, costs)
-    return AdaptivePlanner(costs), lambda: cost_store.save(key, costs)
-
-
-def _files(
-    pair: str | None, target: Path | str | None, drafters: Sequence[str] | None, fetch: bool
-) -> tuple[Path, list[str]]:
-    """The target's file, and drafters as "lookup" or a file, fetched where needed."""
-    if target is not None:
-        return Path(target), [LOOKUP] if drafters is None else list(drafters)
-    spec = load_registry().pair(pair)
-    if drafters is not None:
-        named = list(drafters)
-    else:
-        named = [d if isinstance(d, str) else str(_local(d, fetch)) for d in spec.drafters]
-    return _local(spec.target, fetch), named
-
-
-def _local(spec: ModelSpec, fetch: bool) -> Path:
-    from edgespec import fetch as sources
-
-    path = sources.local_path(spec)
-    if path is None and not fetch:
-        raise ModelError(f"{spec.name} isn't on this machine: run `edgespec pull {spec.name}`")
-    return path or sources.fetch(spec)
-
-
-def _model_drafter(
-    target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
-) -> Drafter:
-    """A model as drafter, checked against its target."""
-    size = target.session.context_size
-    model = load_model(path, replace(options, context_size=None, context_cap=size), cancel)
-    try:
-        check_same_tokens(target.tokenizer, model.tokenizer)
-        if not model.session.can_rollback:
-            raise ModelError(
-                f"{model.name} can't draft, since it can't take back a guess (it is recurrent); "
-                "choose another drafter"
-            )
-    except BaseException:
-        model.close()
-        raise
-    if model.session.context_size < size:
-        notes.append(
-            f"{model.name} holds {model.session.context_size} tokens of the {size} that "
-            f"{target.name} holds: behind them it drafts from the newest part of the text alone"
-        )
-    return ModelDrafter(model)

@@ -261,3 +261,12 @@ def test_sampling_with_a_seed_is_repeatable() -> None:
     assert runs[0][0] == runs[1][0]
     assert len(set(runs[0][0])) > 3
     assert np.mean([step.accepted for step in runs[0][2]]) > 0
+
+
+def test_a_fixed_plan_leaves_an_unsure_free_guess_to_the_model() -> None:
+    planner = FixedPlanner(["lookup", "model"], 2)
+    drafters = {"lookup": LookupDrafter(), "model": model_drafter()}
+    sampler = Sampler(GREEDY, VOCAB)
+    for text, drafter in (([1, 2, 9, 1, 2], "model"), ([1, 2, 3, 4, 9, 1, 2, 3, 4], "lookup")):
+        tokens = TokenBuffer(text)
+        assert planner.draft(drafters, tokens.view, 5, sampler).drafter == drafter

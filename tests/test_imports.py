@@ -24,6 +24,7 @@ ORDER = [
     "planner cost_store",
     "adaptive decode tune",
     "generation",
+    "opening",
     "runtime figures",
     "divergence",
     "console",

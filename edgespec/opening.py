@@ -1,0 +1,97 @@
+"""What a runtime is opened with: files found or fetched, drafters that fit, a planner with costs.
+
+Invariant: whatever can't work is found here, before the first token, and said in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from edgespec import cost_store
+from edgespec.adaptive import AdaptivePlanner
+from edgespec.backends import LoadOptions, load_model
+from edgespec.costs import measure
+from edgespec.drafters import Drafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import ModelError
+from edgespec.planner import FixedPlanner, Planner
+from edgespec.registry import LOOKUP, ModelSpec, load_registry
+from edgespec.session import CancelFlag, Model
+from edgespec.tokenizer import check_same_tokens
+
+AUTO: Literal["auto"] = "auto"
+"""The lookahead that the planner chooses, round by round, from measured costs."""
+
+
+def make_planner(
+    target: Model,
+    drafters: Sequence[Drafter],
+    lookahead: int | Literal["auto"],
+    cancel: CancelFlag,
+    report: Callable[[str], None],
+    measure_again: bool,
+) -> tuple[Planner, Callable[[], None]]:
+    """The planner for a lookahead, and how to keep what it learnt; "auto" may have to measure."""
+    if lookahead != AUTO:
+        return FixedPlanner([drafter.name for drafter in drafters], lookahead), lambda: None
+    if not drafters or not target.session.can_rollback:
+        return FixedPlanner((), 0), lambda: None
+    models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
+    key = cost_store.key(target, models)
+    costs = None if measure_again else cost_store.load(key)
+    if costs is None:
+        report("measuring what passes of these models cost on this machine, once")
+        sessions = {name: model.session for name, model in models.items()}
+        costs = measure(target.session, sessions, check=cancel.check)
+        cost_store.save(key, costs)
+    return AdaptivePlanner(costs), lambda: cost_store.save(key, costs)
+
+
+def find_files(
+    pair: str | None, target: Path | str | None, drafters: Sequence[str] | None, fetch: bool
+) -> tuple[Path, list[str]]:
+    """The target's file, and drafters as "lookup" or a file, fetched where needed."""
+    if target is not None:
+        return Path(target), [LOOKUP] if drafters is None else list(drafters)
+    spec = load_registry().pair(pair)
+    if drafters is not None:
+        named = list(drafters)
+    else:
+        named = [d if isinstance(d, str) else str(_local(d, fetch)) for d in spec.drafters]
+    return _local(spec.target, fetch), named
+
+
+def _local(spec: ModelSpec, fetch: bool) -> Path:
+    from edgespec import fetch as sources
+
+    path = sources.local_path(spec)
+    if path is None and not fetch:
+        raise ModelError(f"{spec.name} isn't on this machine: run `edgespec pull {spec.name}`")
+    return path or sources.fetch(spec)
+
+
+def load_drafter(
+    target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
+) -> Drafter:
+    """A model as drafter, checked against its target."""
+    size = target.session.context_size
+    model = load_model(path, replace(options, context_size=None, context_cap=size), cancel)
+    try:
+        check_same_tokens(target.tokenizer, model.tokenizer)
+        if not model.session.can_rollback:
+            raise ModelError(
+                f"{model.name} can't draft, since it can't take back a guess (it is recurrent); "
+                "choose another drafter"
+            )
+    except BaseException:
+        model.close()
+        raise
+    if model.session.context_size < size:
+        notes.append(
+            f"{model.name} holds {model.session.context_size} tokens of the {size} that "
+            f"{target.name} holds: behind them it drafts from the newest part of the text alone"
+        )
+    return ModelDrafter(model)
