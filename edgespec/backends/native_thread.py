@@ -12,12 +12,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from edgespec.errors import Cancelled
+
 _executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-native")
 
 
 def compute(function: Callable[..., int], *args: Any) -> int:
-    """Call `function` on the native thread."""
-    future = _executor.submit(function, *args)
+    """Call `function` on the native thread; raises `Cancelled` where the program is ending."""
+    try:
+        future = _executor.submit(function, *args)
+    except RuntimeError:  # what an executor says once the interpreter shuts down
+        raise Cancelled("the program is ending") from None
     try:
         return future.result()
     except BaseException:
