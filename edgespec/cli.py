@@ -121,7 +121,6 @@ def _tune(args: argparse.Namespace) -> int:
 
     args.pair = args.name or args.pair
     args.lookahead = "auto"
-    runtime: Runtime
     with _open(args, measure_again=True) as runtime:
         say(*_introduction(runtime))
         costs = runtime.costs
