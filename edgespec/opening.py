@@ -16,9 +16,9 @@ from edgespec.backends import LoadOptions, load_model
 from edgespec.costs import measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.planner import FixedPlanner, Planner
-from edgespec.registry import LOOKUP, ModelSpec, load_registry
+from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import check_same_tokens
 
@@ -53,15 +53,24 @@ def make_planner(
 def find_files(
     pair: str | None, target: Path | str | None, drafters: Sequence[str] | None, fetch: bool
 ) -> tuple[Path, list[str]]:
-    """The target's file, and drafters as "lookup" or a file, fetched where needed."""
+    """The target's file, and drafters as "lookup" or a file, fetched where needed.
+
+    In `drafters`, "model" stands for all of the pair's models that draft.
+    """
     if target is not None:
-        return Path(target), [LOOKUP] if drafters is None else list(drafters)
+        chosen = [LOOKUP] if drafters is None else list(drafters)
+        if MODEL in chosen:
+            raise ConfigError("there is no drafter model to choose: name its file with --drafter")
+        return Path(target), chosen
     spec = load_registry().pair(pair)
-    if drafters is not None:
-        named = list(drafters)
-    else:
-        named = [d if isinstance(d, str) else str(_local(d, fetch)) for d in spec.drafters]
-    return _local(spec.target, fetch), named
+    models = [drafter for drafter in spec.drafters if isinstance(drafter, ModelSpec)]
+    if drafters is not None and MODEL in drafters and not models:
+        raise ConfigError(f"{spec.name} has no drafter model: choose `lookup` alone")
+    named: list[str | ModelSpec] = []
+    for drafter in spec.drafters if drafters is None else drafters:
+        named += models if drafter == MODEL else [drafter]
+    local = [d if isinstance(d, str) else str(_local(d, fetch)) for d in named]
+    return _local(spec.target, fetch), local
 
 
 def _local(spec: ModelSpec, fetch: bool) -> Path:

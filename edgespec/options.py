@@ -19,8 +19,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "guess drafts",
     )  # fmt: skip
     group.add_argument(
-        "--lookup", action=argparse.BooleanOptionalAction, default=True,
-        help="let lookup in the text so far draft beside a --drafter: it costs nothing",
+        "--drafters", type=_names, metavar="LIST",
+        help="which may draft, the first named first: `lookup,model`, `lookup` or `model` "
+        "(default: all that the pair has, and lookup)",
     )  # fmt: skip
     group.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True,
@@ -107,6 +108,13 @@ def count(text: str) -> int:
 
 def _lookahead(text: str) -> int | str:
     return text if text == "auto" else count(text)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list like lookup,model")
+    return names
 
 
 def _positive(text: str) -> int:

@@ -21,6 +21,9 @@ from edgespec.tomlfile import Document, Table, near
 LOOKUP = "lookup"
 """The drafter that needs no model: it copies what followed the same words earlier."""
 
+MODEL = "model"
+"""In a choice of drafters: every drafter of the pair that is a model."""
+
 # Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
 # this much on top of the weights. Only for entries that don't say what they need.
 _OVERHEAD_BYTES = 400_000_000
@@ -179,8 +182,8 @@ def load_registry(extra: Path | None = None) -> Registry:
 
 
 def _model(table: Table) -> ModelSpec:
-    if table.name == LOOKUP:
-        raise table.error(f'"{LOOKUP}" is the name of a drafter; call this model something else')
+    if table.name in (LOOKUP, MODEL):
+        raise table.error(f'"{table.name}" chooses drafters; call this model something else')
     table.refuse_unknown(("source", "sha256", "size_bytes", "licence", "format", "untested"))
     source = _source(table.sub("source"))
     local = source.path if isinstance(source, FileSource) else None

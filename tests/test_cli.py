@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -18,7 +19,12 @@ from fakes import FakeSession, fake_model
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
+from edgespec.commands import shared
+from edgespec.errors import ConfigError
+from edgespec.opening import find_files
+from edgespec.options import add_model_options
 from edgespec.planner import FixedPlanner
+from edgespec.registry import user_models_file
 from edgespec.sampling import GREEDY
 from edgespec.session import CancelFlag
 
@@ -100,7 +106,13 @@ def test_arguments_that_make_no_sense(
         (["run", "x", "--min-p", "-0.1"], "min_p must be"),
         (["run", "x", "--pair", "nobody"], "nobody"),
         (["chat", "nobody"], "nobody"),
-        (["chat", "one", "--pair", "two"], "name the pair once"),
+        *(
+            ([command, "one", "--pair", "two"], "the pair is named twice")
+            for command in ("chat", "verify", "tune")
+        ),
+        (["run", "hi", "--no-draft", "--drafters", "lookup"], "contradict each other"),
+        (["run", "hi", "--drafters", "lookup", "--drafter", "small.gguf"], "leaves out small.gguf"),
+        (["run", "hi", "--target", "a.gguf", "--drafters", "model"], "no drafter model"),
         (["run", "x", "--target", "none.gguf"], "doesn't exist"),
         (["run", "x", "--no-draft", "--drafter", "lookup"], "contradict"),
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
@@ -115,6 +127,66 @@ def test_failures_are_one_sentence(
     assert (code, out) == (1, "")
     assert says in err
     assert err.startswith("edgespec: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "drafters"),
+    [
+        ([], None),
+        (["--no-draft"], []),
+        (["--drafter", "a"], ["lookup", "a"]),
+        (["--drafter", "a", "--drafter", "lookup"], ["a", "lookup"]),
+        (["--drafters", "lookup"], ["lookup"]),
+        (["--drafters", "model, lookup"], ["model", "lookup"]),
+        (["--drafters", "model", "--drafter", "a", "--drafter", "b"], ["a", "b"]),
+        (["--drafters", "model,lookup", "--drafter", "a"], ["a", "lookup"]),
+    ],
+)
+def test_what_drafts(args: Sequence[str], drafters: list[str] | None) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    assert shared.drafters(parser.parse_args(args)) == drafters
+
+
+def test_a_choice_among_the_drafters_of_a_pair(tmp_path: Path) -> None:
+    """`model` is every model of the pair that drafts."""
+    folder = user_models_file().parent
+    folder.mkdir(parents=True)
+    big, small = folder / "big.gguf", folder / "small.gguf"
+    entries = ""
+    for file in (big, small):
+        file.write_bytes(file.stem.encode())
+        entries += f"""
+            [models.{file.stem}]
+            source = {{ kind = "file", path = "{file.name}" }}
+            licence = "MIT"
+            format = "gguf"
+        """
+    user_models_file().write_text(
+        entries
+        + """
+        [pairs.mine]
+        target = "big"
+        drafters = ["lookup", "small"]
+        description = "A pair"
+
+        [pairs.alone]
+        target = "big"
+        drafters = ["lookup"]
+        description = "No model drafts"
+        """,
+        encoding="utf-8",
+    )
+    for chosen, drafters in (
+        (None, ["lookup", str(small)]),
+        (["model"], [str(small)]),
+        (["model", "lookup"], [str(small), "lookup"]),
+        (["lookup"], ["lookup"]),
+        ([], []),
+    ):
+        assert find_files("mine", None, chosen, fetch=False) == (big, drafters)
+    with pytest.raises(ConfigError, match="no drafter model"):
+        find_files("alone", None, ["model"], fetch=False)
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ ORDER = [
     "runtime figures",
     "divergence",
     "console",
+    "commands",
     "cli",
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.split()}

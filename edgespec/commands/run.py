@@ -1,0 +1,56 @@
+"""One prompt, one answer: `edgespec run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from edgespec.commands.shared import introduction, open_runtime, sampling_params
+from edgespec.errors import ConfigError
+from edgespec.options import add_answer_options, add_model_options
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser("run", help="answer one prompt and end")
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help='"-" or nothing: read stdin')
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end the answer before this text (may be given again)",
+    )  # fmt: skip
+    parser.set_defaults(command=run)
+    add_model_options(parser)
+    add_answer_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    from edgespec.console import say, stream
+    from edgespec.figures import as_json, summary
+
+    prompt = " ".join(_words(args.prompt))
+    if not prompt.strip():
+        raise ConfigError('the prompt is empty: edgespec run "your question"')
+    sampling = sampling_params(args)
+    with open_runtime(args) as runtime:
+        say(*introduction(runtime))
+        conversation = runtime.conversation(args.system)
+        generation = conversation.send(prompt, sampling, max_tokens=args.max_tokens, stop=args.stop)
+        say(*(f"note: {note}" for note in generation.notes))
+        completed = stream(generation, silent=args.json)
+        if args.json:
+            print(json.dumps(as_json(generation.result, runtime.status())), flush=True)
+        else:
+            print(flush=True)
+            say(summary(generation.result, runtime.status()))
+        return 0 if completed else 130
+
+
+def _words(words: Sequence[str]) -> list[str]:
+    """The prompt's words; "-" is what stdin holds, as is a prompt that wasn't given."""
+    if not words and sys.stdin.isatty():
+        raise ConfigError('no prompt: edgespec run "your question", or pipe one in')
+    return [sys.stdin.read() if word == "-" else word for word in words or ["-"]]

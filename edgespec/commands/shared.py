@@ -1,0 +1,130 @@
+"""What several commands do with the same options: open a runtime, read prompts, sample.
+
+Invariant: whatever contradicts itself on the command line is refused before a model is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from edgespec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgespec.runtime import Runtime
+    from edgespec.sampling import SamplingParams
+
+_SAMPLE_PROMPTS = (
+    "Write a Python function that merges two sorted lists, with a docstring.",
+    "Explain in a few sentences why the sky is blue.",
+    "Repeat this list twice, then add a fifth fruit: apple, pear, plum, cherry.",
+)
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """The pair as a command's one positional argument."""
+    parser.add_argument("name", nargs="?", metavar="PAIR", help="a pair that `models` lists")
+
+
+def pair_name(args: argparse.Namespace) -> str | None:
+    """The pair that was named, as PAIR or with --pair; None for the default one."""
+    name: str | None = getattr(args, "name", None)
+    pair: str | None = args.pair
+    if name is not None and pair is not None:
+        raise ConfigError("the pair is named twice: drop --pair")
+    return name or pair
+
+
+def open_runtime(args: argparse.Namespace, *, measure_again: bool = False) -> Runtime:
+    """The runtime that the options describe."""
+    from edgespec.runtime import Runtime
+
+    return Runtime.open(
+        pair_name(args),
+        target=args.target,
+        drafters=drafters(args),
+        lookahead=args.lookahead,
+        context_size=args.ctx_size,
+        threads=args.threads,
+        gpu_layers=args.gpu_layers,
+        measure_again=measure_again,
+        report=lambda what: print(f"{what}...", file=sys.stderr, flush=True),
+    )
+
+
+def drafters(args: argparse.Namespace) -> list[str] | None:
+    """What drafts, as `Runtime.open` takes it; None for all that the pair has.
+
+    Lookup costs nothing, so it comes with a drafter model unless --drafters leaves it out.
+    """
+    from edgespec.registry import LOOKUP, MODEL
+
+    files: list[str] = args.drafter or []
+    named: list[str] | None = args.drafters
+    if not args.draft:
+        if files or named:
+            raise ConfigError("--no-draft and a choice of drafters contradict each other: drop one")
+        return []
+    if named is None:
+        return [LOOKUP, *files] if files and LOOKUP not in files else files or None
+    if not files:
+        return named
+    chosen = [file for name in named for file in (files if name == MODEL else [name])]
+    unused = [file for file in files if file not in chosen]
+    if unused:
+        raise ConfigError(
+            f"--drafters leaves out {unused[0]}: add `model` to it, or drop --drafter"
+        )
+    return chosen
+
+
+def introduction(runtime: Runtime) -> list[str]:
+    """What runs where, and what the person should know about it."""
+    target = runtime.target
+    drafts = ", ".join(runtime.drafters) or "none"
+    where = target.details.get("device", "unknown device")
+    return [
+        f"{target.name} on {where}, drafters: {drafts}, context {runtime.context_size} tokens",
+        *(f"note: {note}" for note in runtime.notes),
+    ]
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The sampling that the options describe."""
+    from edgespec.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        typical_p=args.typical_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        penalty_window=args.penalty_window,
+        seed=args.seed,
+        rule=args.rule,
+    )
+
+
+def read_prompts(path: str | None) -> list[str]:
+    """The first turns of a prompt file (JSON lines with `turns`), or a few of our own."""
+    if path is None:
+        return list(_SAMPLE_PROMPTS)
+    from pathlib import Path
+
+    try:
+        lines = Path(path).expanduser().read_text("utf-8").splitlines()
+        found = [str(json.loads(line)["turns"][0]) for line in lines if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"can't read the prompts in {path}: {error.strerror}") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConfigError(
+            f'{path} holds no prompts: each line is a JSON object like {{"turns": ["..."]}}'
+        ) from None
+    if not found:
+        raise ConfigError(f"{path} holds no prompts")
+    return found

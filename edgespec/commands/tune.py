@@ -1,0 +1,53 @@
+"""Does speculation pay for a pair on this machine? `edgespec tune`."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgespec.commands.shared import add_pair, introduction, open_runtime, read_prompts
+from edgespec.errors import ConfigError
+from edgespec.options import add_model_options, count
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "tune", help="measure a pair on this machine: does speculation pay, and by how much?"
+    )
+    add_pair(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    parser.add_argument(
+        "--max-tokens", type=count, default=64, metavar="N", help="of each sample answer (64)"
+    )
+    parser.set_defaults(command=run)
+    add_model_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    from edgespec.console import say
+    from edgespec.planner import FixedPlanner
+    from edgespec.sampling import GREEDY
+    from edgespec.tune import report
+
+    args.lookahead = "auto"
+    with open_runtime(args, measure_again=True) as runtime:
+        say(*introduction(runtime))
+        costs = runtime.costs
+        if costs is None:
+            raise ConfigError("there is nothing to tune: this pair has no drafter that can be used")
+        acceptance: dict[str, float | None] = {}
+        for name in runtime.drafters:
+            say(f"answering sample prompts with {name}...")
+            drafted = accepted = 0
+            for prompt in read_prompts(args.prompts):
+                answer = runtime.conversation().send(
+                    prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
+                )
+                counters = answer.result.counters
+                drafted, accepted = drafted + counters.drafted, accepted + counters.accepted
+            acceptance[name] = accepted / drafted if drafted else None
+        free = {name for name, drafter in runtime.drafters.items() if drafter.free}
+        for line in report(costs, acceptance, free):
+            print(line)
+    return 0

@@ -1,0 +1,63 @@
+"""Is a pair exact on this machine? `edgespec verify`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from edgespec.commands.shared import (
+    add_pair,
+    open_runtime,
+    pair_name,
+    read_prompts,
+    sampling_params,
+)
+from edgespec.options import add_answer_options, add_model_options, count
+
+if TYPE_CHECKING:
+    from edgespec.runtime import Runtime
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "verify", help="compare a pair's answers with its target's: is it exact on this machine?"
+    )
+    add_pair(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    parser.add_argument(
+        "--repeats", type=count, default=4, metavar="N",
+        help="sampled answers to each prompt; 0 compares greedy ones only (4)",
+    )  # fmt: skip
+    parser.set_defaults(command=run)
+    add_model_options(parser)
+    add_answer_options(parser, max_tokens=64)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    from edgespec.console import say
+    from edgespec.divergence import compare
+
+    pair_name(args)  # says what is wrong before it says what it does
+    lookahead = 3 if args.lookahead == "auto" else args.lookahead
+
+    def opened(speculate: bool) -> Runtime:
+        args.lookahead = lookahead if speculate else 0
+        say(f"comparing: {'speculative' if speculate else 'plain'} answers...")
+        return open_runtime(args)
+
+    report = compare(
+        opened,
+        read_prompts(args.prompts),
+        sampling=sampling_params(args),
+        max_tokens=args.max_tokens,
+        repeats=args.repeats,
+    )
+    for found in report.differences:
+        print(
+            f"prompt {found.prompt + 1}: first difference at token {found.token + 1}, top-2 gap "
+            f"{found.gap:.3g}, {'not ' * (found in report.unexplained)}explained by rounding"
+        )
+    print(report.verdict)
+    return 0 if report.exact else 1
