@@ -1,8 +1,9 @@
 """Does a pair say what its target alone would say, on this machine? Measured, with a verdict.
 
-Two comparisons. Greedy text must be the same token for token; where it isn't, the two likeliest
+Greedy text must be the same token for token; where it isn't, the two likeliest
 tokens must have been so close that the rounding of another batch size explains it, and how much
-rounding that is gets measured on the way. Sampled text must be distributed as the target's: each
+rounding that is gets measured on the way. Under `reproducible` the same holds for answers drawn
+with the same seed. Sampled text must be distributed as the target's: each
 speculative token is placed in the distribution that the target, alone, gives for its position
 (the probability integral transform, Rosenblatt 1952), and the places must be uniform.
 
@@ -18,124 +19,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.chat import Message
+from edgespec.exactness import BINS, Difference, Report
 from edgespec.generation import Result
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
+from edgespec.noise import PositionNoise
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, SamplingParams
 
-NEAR_TIE = 0.02
-"""A top-2 gap in logits that rounding explains even where no rounding was measured."""
-
-NOISE_SHARE = 4.0
-"""Elsewhere it explains a gap of this many times the largest difference that was measured."""
-
-MOST_NOISE = 0.25
-"""Differences and gaps above this, in logits, are not rounding: something else is wrong."""
-
-BINS = 10
-CHI_SQUARE_LIMIT = 33.72
-"""What chi-square with 9 degrees of freedom exceeds once in 10,000 exact pairs."""
-
 _TOP = 64  # tokens told apart when a place is looked up; the rest counts as one
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first token of a prompt's greedy answer that isn't the target's.
-
-    `gap` is the difference of the two largest logits there, `token` counts from 0.
-    """
-
-    prompt: int
-    token: int
-    plain: int | None
-    speculative: int | None
-    gap: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was compared and what came of it.
-
-    Attributes:
-        greedy_tokens: greedy tokens compared, up to the first difference of each prompt.
-        differences: at most one for each prompt.
-        noise: the largest difference between the two runs in a log-probability of the same token.
-        near_tie: gaps up to this are explained by rounding.
-        sampled_tokens: sampled tokens placed in the target's distribution.
-        impossible: those of them that the target alone would never draw.
-        chi_square: how unevenly they lie over 10 bins; None where there are too few to tell.
-        drafted, accepted: draft tokens of all speculative answers.
-    """
-
-    greedy_tokens: int
-    differences: tuple[Difference, ...]
-    noise: float
-    sampled_tokens: int
-    impossible: int
-    chi_square: float | None
-    drafted: int
-    accepted: int
-
-    @property
-    def near_tie(self) -> float:
-        return min(max(NEAR_TIE, NOISE_SHARE * self.noise), MOST_NOISE)
-
-    @property
-    def unexplained(self) -> tuple[Difference, ...]:
-        """Differences with a gap that rounding doesn't explain."""
-        return tuple(d for d in self.differences if not d.gap <= self.near_tie)
-
-    @property
-    def exact(self) -> bool:
-        return self.problem is None
-
-    @property
-    def problem(self) -> str | None:
-        """Why the pair can't be called exact, if so."""
-        if not self.drafted:
-            return "nothing was drafted, so nothing was tested"
-        if self.unexplained:
-            d = self.unexplained[0]
-            return (
-                f"the greedy answer to prompt {d.prompt + 1} differs at token {d.token + 1}, where "
-                f"the two likeliest are {d.gap:.3g} apart: rounding explains {self.near_tie:.2g}"
-            )
-        if self.noise > MOST_NOISE:
-            return (
-                f"the target's log-probabilities change by up to {self.noise:.2g} when it checks "
-                "drafts: that is more than rounding"
-            )
-        if self.impossible > max(1, self.sampled_tokens // 100):
-            return (
-                f"{self.impossible} of {self.sampled_tokens} sampled tokens are ones the target "
-                "alone would never draw"
-            )
-        if self.chi_square is not None and self.chi_square > CHI_SQUARE_LIMIT:
-            return (
-                f"sampled tokens are not distributed as the target's (chi-square "
-                f"{self.chi_square:.1f}, limit {CHI_SQUARE_LIMIT:.1f})"
-            )
-        return None
-
-    @property
-    def verdict(self) -> str:
-        """The outcome in one line."""
-        if self.problem is not None:
-            return f"this pair is not shown to be exact on this machine: {self.problem}"
-        parts = [f"{self.greedy_tokens} greedy tokens are the target's own"]
-        if self.differences:
-            widest = max(d.gap for d in self.differences)
-            parts[0] += (
-                f" up to {len(self.differences)} near-ties (gaps up to {widest:.2g}; rounding "
-                f"explains {self.near_tie:.2g})"
-            )
-        if self.chi_square is not None:
-            parts.append(
-                f"{self.sampled_tokens} sampled ones are distributed as the target's (chi-square "
-                f"{self.chi_square:.1f}, limit {CHI_SQUARE_LIMIT:.1f})"
-            )
-        return f"this pair is exact on this machine: {' and '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +52,8 @@ def compare(
         sampling: for the sampled comparison; None takes the defaults.
         max_tokens: of each answer.
         repeats: sampled answers to each prompt; 0 leaves the sampled comparison out. A seed in
-            `sampling` is raised by one for each.
+            `sampling` is raised by one for each; where it selects `reproducible`, the target alone
+            must draw the same text again.
 
     Raises:
         EdgespecError: what opening and generating raise.
@@ -171,12 +63,26 @@ def compare(
         sampling = _endless(sampling or SamplingParams(), runtime)
         ids = [_encoded(runtime, prompt) for prompt in prompts]
         greedy = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
+        repeatable = sampling.seed is not None and sampling.chosen_rule == "reproducible"
         sampled = [
             _answer(runtime, prompt, _reseeded(sampling, i), max_tokens)
             for i, prompt in enumerate(p for p in ids for _ in range(repeats))
         ]
     with open_runtime(False) as runtime:
         plain = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
+        again = [
+            _answer(runtime, answer.prompt, _reseeded(sampling, i), max_tokens)
+            for i, answer in enumerate(sampled if repeatable else [])
+        ]
+        redrawn = [
+            found
+            for i, (a, b) in enumerate(zip(again, sampled, strict=False))
+            if (
+                found := first_redrawn(
+                    runtime, i // repeats, a.prompt, a.result, b.result, _reseeded(sampling, i)
+                )
+            )
+        ]
         places = [
             place
             for answer in sampled
@@ -193,6 +99,10 @@ def compare(
         greedy_tokens=sum(_common(a.result, b.result) for a, b in pairs),
         differences=tuple(differences),
         noise=max((_noise(a.result, b.result) for a, b in pairs), default=0.0),
+        repeated_tokens=sum(
+            _common(a.result, b.result) for a, b in zip(again, sampled, strict=False)
+        ),
+        redrawn=tuple(redrawn),
         sampled_tokens=len(places),
         impossible=sum(place is None for place in places),
         chi_square=unevenness([1.0 if place is None else place for place in places]),
@@ -216,6 +126,27 @@ def first_difference(prompt: int, plain: Result, speculative: Result) -> Differe
         theirs[0] if theirs else None,
         _gap(decided.logprobs[at]),
     )
+
+
+def first_redrawn(
+    runtime: Runtime,
+    prompt: int,
+    text: tuple[int, ...],
+    plain: Result,
+    speculative: Result,
+    sampling: SamplingParams,
+) -> Difference | None:
+    """Where two answers to `text`, drawn with the same seed, part; None where they don't.
+
+    `runtime` decodes plainly; neither answer may have met an end token.
+    """
+    at = _common(plain, speculative)
+    if at == len(plain.tokens) == len(speculative.tokens):
+        return None
+    ours, theirs = plain.tokens[at], speculative.tokens[at]
+    behind = (*text, *plain.tokens[:at])
+    gap = _draw_gap(runtime, behind, sampling, ours, theirs)
+    return Difference(prompt, at, ours, theirs, gap)
 
 
 def unevenness(places: Sequence[float]) -> float | None:
@@ -276,6 +207,30 @@ def _place(row: TokenLogprobs, token: int, u: float) -> float | None:
             return min(1.0, below + u * math.exp(logprob))
         below += math.exp(logprob)
     return below + u * (1.0 - below) if len(row.top) == _TOP and below < 1.0 else None
+
+
+def _draw_gap(
+    runtime: Runtime, text: tuple[int, ...], sampling: SamplingParams, ours: int, theirs: int
+) -> float:
+    """How much the logits behind `text` would have to change to draw `theirs` instead of `ours`.
+
+    That is to win the race of the position's noise, or to get past the cut of top-k and the like.
+    """
+    width = runtime.target.tokenizer.num_tokens
+    every = LogprobsRequest(width, "sampling")
+    uncut = replace(sampling, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
+    drawn, whole = (
+        dict(_answer(runtime, text, params, 1, every).result.logprobs[0].top)
+        for params in (sampling, uncut)
+    )
+    if ours not in drawn or theirs not in whole:
+        return math.inf
+    if theirs not in drawn:
+        return sampling.temperature * (min(whole[token] for token in drawn) - whole[theirs])
+    assert sampling.seed is not None
+    noise = PositionNoise(sampling.seed, width).exponential(len(text), np.array([ours, theirs]))
+    arrivals = np.log(noise) - (drawn[ours], drawn[theirs])
+    return sampling.temperature * abs(float(arrivals[0] - arrivals[1]))
 
 
 def _common(plain: Result, speculative: Result) -> int:

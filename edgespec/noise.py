@@ -71,12 +71,15 @@ class PositionNoise:
 
     def _winner(self, position: int, ids: Ids, weights: Floats) -> tuple[int, float]:
         """The first of `ids` to arrive, and when."""
-        race = self._exponential(position, ids) / np.maximum(weights, 1e-300, dtype=np.float64)
+        race = self.exponential(position, ids) / np.maximum(weights, 1e-300, dtype=np.float64)
         first = int(np.argmin(race))
         return int(ids[first]), float(race[first])
 
-    def _exponential(self, position: int, ids: Ids) -> npt.NDArray[np.float64]:
-        """Exp(1) noise (n,) from 64 bits of hash: small hash, small noise, without rounding."""
+    def exponential(self, position: int, ids: Ids) -> npt.NDArray[np.float64]:
+        """The noise (n,) of `ids` at a position: the token whose noise / prob is least is chosen.
+
+        From 64 bits of hash: small hash, small noise, without rounding.
+        """
         keys = self._keys(position)
         spread = self._spread[ids]
         high = _mix(spread ^ keys[0]).astype(np.float64)

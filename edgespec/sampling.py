@@ -97,6 +97,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def chosen_rule(self) -> Rule:
+        """The rule that was named, or the one that the seed selects."""
+        return self.rule or ("rejection" if self.seed is None else "reproducible")
+
+    @property
     def uncut(self) -> bool:
         """Whether every token stays possible: temperature alone shapes the distribution."""
         whole = self.top_p == 1 and self.typical_p == 1
@@ -128,8 +133,7 @@ class Sampler:
         self.rng = np.random.default_rng(
             None if params.seed is None else (params.seed, len(tokens))
         )
-        by_seed: Rule = "rejection" if params.seed is None else "reproducible"
-        self.rule: Rule = params.rule or by_seed
+        self.rule = params.chosen_rule
         seed = params.seed if params.seed is not None else int(self.rng.integers(2**63))
         self._noise = PositionNoise(seed, width)
         for what in (*params.logit_bias, *params.banned_tokens):

@@ -11,8 +11,10 @@ import pytest
 from fakes import ByteTokenizer, FakeSession, PieceTokenizer, fake_model
 
 from edgespec import verify as verify_module
-from edgespec.divergence import CHI_SQUARE_LIMIT, NEAR_TIE, Report, compare, unevenness
+from edgespec.chat import Message
+from edgespec.divergence import compare, first_redrawn, unevenness
 from edgespec.drafters.model import ModelDrafter
+from edgespec.exactness import CHI_SQUARE_LIMIT, NEAR_TIE, Report
 from edgespec.planner import FixedPlanner
 from edgespec.runtime import Runtime
 from edgespec.sampling import SamplingParams
@@ -75,7 +77,11 @@ def test_an_exact_pair() -> None:
         assert report.impossible == 0
         assert 0 < report.accepted < report.drafted
         assert report.verdict.startswith("this pair is exact on this machine: ")
-        assert "greedy tokens are the target's own and 160 sampled ones" in report.verdict
+        assert "greedy tokens are the target's own" in report.verdict
+        assert "160 sampled ones are distributed as the target's" in report.verdict
+        repeated = 160 if sampling.seed is not None else 0
+        assert (report.repeated_tokens, report.redrawn) == (repeated, ())
+        assert ("come again with the same seed" in report.verdict) == bool(repeated)
 
 
 def test_rounding_is_measured_and_explains_near_ties() -> None:
@@ -86,6 +92,30 @@ def test_rounding_is_measured_and_explains_near_ties() -> None:
     assert report.near_tie == NEAR_TIE
     assert report.exact
     assert f"up to {len(report.differences)} near-ties" in report.verdict
+
+
+@pytest.mark.parametrize("params", [FULL, SamplingParams(temperature=0.5, top_k=4, top_p=1.0)])
+def test_the_same_seed_up_to_near_ties_of_the_draw(params: SamplingParams) -> None:
+    """Rounding may turn a draw, or a cut; how near either was is told, and bigger faults show."""
+    seeded = replace(params, seed=11)
+
+    def found(session: type[Rounding]) -> Report:
+        return compare(
+            opener(lambda: session(V)), PROMPTS, sampling=seeded, max_tokens=40, repeats=2
+        )
+
+    class Little(Rounding):
+        amount = 2e-2
+
+    report = found(Little)
+    assert report.redrawn  # of 320 tokens some were that near
+    assert all(0 <= d.gap <= 2 * Little.amount for d in report.redrawn)
+    assert report.unexplained == ()
+    assert "near-ties" in report.verdict.split("come again with the same seed")[1]
+
+    report = found(WrongWhenChecking)
+    wrong = [d for d in report.unexplained if d in report.redrawn]
+    assert wrong and not report.exact
 
 
 def test_a_difference_that_rounding_does_not_explain() -> None:
@@ -140,7 +170,7 @@ def test_tokens_that_the_target_would_never_draw() -> None:
     report = compare(opener(lambda: Shifted(V)), PROMPTS, sampling=params, max_tokens=10)
     assert report.impossible > 20
     assert not report.exact
-    rare = Report(10, (), 0.0, 200, 5, None, 5, 5)
+    rare = Report(10, (), 0.0, 0, (), 200, 5, None, 5, 5)
     assert "5 of 200 sampled tokens are ones the target alone would never draw" in rare.verdict
     assert replace(rare, impossible=2).exact  # at the edge of a cut, rounding can do that
 
@@ -191,12 +221,37 @@ def test_places_of_an_exact_sample_are_even() -> None:
 
 
 def test_a_report_states_its_threshold() -> None:
-    report = Report(10, (), 0.02, 0, 0, None, 5, 5)
+    report = Report(10, (), 0.02, 0, (), 0, 0, None, 5, 5)
     assert report.near_tie == pytest.approx(0.08)
     assert (
         report.verdict
         == "this pair is exact on this machine: 10 greedy tokens are the target's own"
     )
+
+
+@pytest.mark.real
+def test_the_embedded_model_repeats_itself(smollm2: Path) -> None:
+    """One seed, one text, whatever drafts and how far; up to near-ties, which are printed."""
+    params = SamplingParams(temperature=0.3, top_k=0, top_p=1.0, seed=3)
+    with Runtime.open(
+        target=smollm2, drafters=["lookup", str(smollm2)], lookahead=1, context_size=256, threads=1
+    ) as runtime:
+        params = replace(params, banned_tokens=runtime.target.tokenizer.stop_ids)
+        prompt = Message("user", "Repeat this list: red, green, blue, red, green, blue, red.")
+        text = tuple(runtime.encode_messages([prompt]))
+        nothing = FixedPlanner([], 0)
+        plain = runtime.generate(text, params, max_tokens=24, planner=nothing).result
+        accepted = 0
+        for drafter in runtime.drafters:
+            for lookahead in range(1, 9):
+                planner = FixedPlanner([drafter], lookahead)
+                drafted = runtime.generate(text, params, max_tokens=24, planner=planner).result
+                accepted += drafted.counters.accepted
+                found = first_redrawn(runtime, 0, text, plain, drafted, params)
+                if found is not None:
+                    print(f"{drafter} at {lookahead}: token {found.token}, gap {found.gap:.3g}")
+                    assert found.gap <= NEAR_TIE
+        assert accepted > 100
 
 
 @pytest.mark.real

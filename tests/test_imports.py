@@ -19,7 +19,7 @@ ORDER = [
     "registry tomlfile metrics session tokenizer platform terminal gguf categorical",
     "fetch chat text noise penalties",
     "sampling",
-    "verify logprobs confidence",
+    "verify logprobs confidence exactness",
     "backends drafters costs",
     "planner cost_store",
     "adaptive decode tune",

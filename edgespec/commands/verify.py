@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         repeats=args.repeats,
     )
-    for found in report.differences:
+    for found in (*report.differences, *report.redrawn):
         print(
-            f"prompt {found.prompt + 1}: first difference at token {found.token + 1}, top-2 gap "
+            f"prompt {found.prompt + 1}: first difference at token {found.token + 1}, gap "
             f"{found.gap:.3g}, {'not ' * (found in report.unexplained)}explained by rounding"
         )
     print(report.verdict)
