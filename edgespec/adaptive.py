@@ -74,7 +74,9 @@ class AdaptivePlanner:
         self._plain_rounds = 0
         self._begun = self._length = 0  # of the text, when this answer began and now
         self._answer = 200.0  # tokens of an answer, in the mean
-        self._tokens = self._time = self._real_time = 1.0  # of late; time in plain rounds
+        # Of late, in rounds that had a free guess and in others; time in plain rounds.
+        self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
+        self._all_tokens = self._real_time = 1.0
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
 
     def begin(self, length: int) -> None:
@@ -82,6 +84,11 @@ class AdaptivePlanner:
         if self._length > self._begun:
             self._answer += 0.3 * (self._length - self._begun - self._answer)
         self._begun = self._length = length
+        for calibration in self._matches.values():
+            calibration.begin()
+        for model in self._models.values():
+            model.confidence.begin()
+            model.signal.begin()
 
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
@@ -92,14 +99,16 @@ class AdaptivePlanner:
         self._best = None
         if longest <= 0:
             return NO_DRAFT
+        for name, drafter in drafters.items():
+            if drafter.free and (guess := drafter.propose(tokens, longest, sampler)):
+                self._guesses[name] = guess
         price = self._speed / self.costs.seconds("check", 1, len(tokens))  # tokens for a second
         options = []
         for name, drafter in drafters.items():
             if not drafter.free:
                 options.append(self._asking(drafter, longest, price, tokens))
-            elif guess := drafter.propose(tokens, longest, sampler):
-                self._guesses[name] = guess
-                options.append(self._taking(drafter, guess, price, len(tokens)))
+            elif name in self._guesses:
+                options.append(self._taking(drafter, self._guesses[name], price, len(tokens)))
         if not options:
             return NO_DRAFT
         # A long read is paid once and serves what follows: a quarter of an answer, since the rest
@@ -154,7 +163,7 @@ class AdaptivePlanner:
         """See `Planner.status`; the gain is that of some thirty rounds."""
         parked = self._idle >= _PARKED
         # Without one plain round seen, what one costs is only what it once was.
-        gain = self._tokens / self._real_time if self._plain_rounds else None
+        gain = self._all_tokens / self._real_time if self._plain_rounds else None
         best = self._best
         if best is None:
             reason = "no drafter has a guess"
@@ -173,12 +182,15 @@ class AdaptivePlanner:
     @property
     def _speed(self) -> float:
         """Tokens in the time of a plain round, of late: what time is worth."""
-        return max(1.0, self._tokens / self._time)
+        kind = bool(self._guesses)
+        return max(1.0, self._tokens[kind] / self._time[kind])
 
     def _count(self, tokens: int, time: float) -> None:
         """Take in a round's tokens and its time in plain rounds, long reads left out."""
-        self._tokens = self._tokens * _FADE + tokens
-        self._time = self._time * _FADE + time
+        kind = bool(self._guesses)
+        self._tokens[kind] = self._tokens[kind] * _FADE + tokens
+        self._time[kind] = self._time[kind] * _FADE + time
+        self._all_tokens = self._all_tokens * _FADE + tokens
         self._probe_credit += PROBE_SHARE * time
         self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
 
@@ -261,7 +273,7 @@ class AdaptivePlanner:
 
     def _match(self, name: str) -> Calibration:
         if name not in self._matches:
-            self._matches[name] = Calibration(MATCH_EDGES, (0.3, 0.9))
+            self._matches[name] = Calibration(MATCH_EDGES, (0.15, 0.9))
         return self._matches[name]
 
 

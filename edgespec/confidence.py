@@ -16,8 +16,12 @@ from edgespec.session import Logits
 GAP_EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
 """Bounds between levels of a gap between the two largest logits."""
 
-MATCH_EDGES = (2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 18.5)
+MATCH_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 18.5)
 """Bounds between levels of a matched length in tokens."""
+
+_STRENGTH = 3.0  # outcomes that what is usual counts for
+_FADE = 0.97  # of an outcome's weight, for each after it of the same level and answer
+_FADE_ANSWERS = 0.95  # of an answer's weight, for each after it
 
 
 def top2_gap(row: Logits) -> float:
@@ -28,36 +32,42 @@ def top2_gap(row: Logits) -> float:
 
 
 class Calibration:
-    """Acceptance by level of confidence, from weighted counts that fade.
+    """Acceptance by level of confidence: what it is in this answer, and what it is in most.
 
+    Texts differ more than chance does, so the answers so far say what to expect of the next, and
+    its own outcomes soon count for more (a beta prior for each level; both kinds of count fade).
     `prior` is the rate taken for granted at the lowest and at the highest level.
     """
 
-    def __init__(
-        self,
-        edges: Sequence[float],
-        prior: tuple[float, float],
-        *,
-        strength: float = 4.0,
-        fade: float = 0.99,
-    ) -> None:
+    def __init__(self, edges: Sequence[float], prior: tuple[float, float]) -> None:
         self._edges = tuple(edges)
         levels = len(edges) + 1
-        self._fade = fade
-        # Counts that stand for the prior; they fade as outcomes come, like older outcomes.
-        self._total = [strength] * levels
-        self._stood = [strength * float(rate) for rate in np.linspace(*prior, levels)]
+        self._usual = [float(rate) for rate in np.linspace(*prior, levels)]
+        self._answers = [1.0] * levels  # what `_usual` rests on
+        self._total = [0.0] * levels  # of this answer
+        self._stood = [0.0] * levels
+
+    def begin(self) -> None:
+        """Another answer: what this one showed becomes part of what is usual."""
+        for level, total in enumerate(self._total):
+            if total:
+                weight = min(1.0, total / _STRENGTH)
+                self._answers[level] = self._answers[level] * _FADE_ANSWERS**weight + weight
+                rate = self._stood[level] / total
+                self._usual[level] += weight / self._answers[level] * (rate - self._usual[level])
+                self._total[level] = self._stood[level] = 0.0
 
     def rate(self, confidence: float) -> float:
         """How likely a guess of this confidence stands, if those before it do."""
         level = bisect_left(self._edges, confidence)
-        return self._stood[level] / self._total[level]
+        stood = _STRENGTH * self._usual[level] + self._stood[level]
+        return stood / (_STRENGTH + self._total[level])
 
     def learn(self, confidence: float, stood: bool) -> None:
         """Take in one outcome."""
         level = bisect_left(self._edges, confidence)
-        self._total[level] = self._total[level] * self._fade + 1
-        self._stood[level] = self._stood[level] * self._fade + stood
+        self._total[level] = self._total[level] * _FADE + 1
+        self._stood[level] = self._stood[level] * _FADE + stood
 
 
 class Outlook:

@@ -31,6 +31,7 @@ class Round:
     """One draft and one check: the tokens that were committed, and what it cost in seconds.
 
     `fed` is how many tokens went through the target: the uncached prompt or one, and the draft.
+    `sample_seconds` went into choosing tokens from the target's rows.
     """
 
     tokens: tuple[int, ...]
@@ -41,6 +42,7 @@ class Round:
     accepted: int = 0
     draft_seconds: float = 0.0
     check_seconds: float = 0.0
+    sample_seconds: float = 0.0
     seconds: float = 0.0
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -54,13 +56,15 @@ def decode(
     planner: Planner,
     drafters: Mapping[str, Drafter],
     cut: Callable[[Sequence[int]], Cut],
+    left: Callable[[], int] | None = None,
     logprobs: LogprobsRequest | None = None,
 ) -> Iterator[Round]:
     """Extend `tokens` (the prompt, at least one token) in place, a round at a time.
 
     The first round feeds the prompt and drafts nothing: the first token never waits for a drafter.
-    `cut` sees each round's tokens before they are committed and says how many stand. A full
-    context ends the text with the reason "context". Each round brings the `logprobs` asked for.
+    `cut` sees each round's tokens before they are committed and says how many stand; `left` says
+    how many more there may be, so that no draft goes beyond them. A full context ends the text
+    with the reason "context". Each round brings the `logprobs` asked for.
     """
     reason = cut(()).reason
     if reason is not None:
@@ -76,11 +80,14 @@ def decode(
         if room < 0:
             yield Round((), (), finish_reason="context")
             return
+        if left is not None:
+            room = min(room, left() - 1)  # a check brings one token more than was drafted
         draft = NO_DRAFT if first else planner.draft(drafters, tokens.view, room, sampler)
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()
         verdict = verify(rows, draft, sampler, len(tokens), target.name)
+        chosen_at = perf_counter()
         if not first:
             planner.observe(
                 Outcome(
@@ -108,6 +115,7 @@ def decode(
             accepted=verdict.num_accepted,
             draft_seconds=drafted_at - began,
             check_seconds=checked_at - drafted_at,
+            sample_seconds=chosen_at - checked_at,
             seconds=done - began,
             finish_reason=reason,
             logprobs=asked[:keep],

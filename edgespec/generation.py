@@ -30,12 +30,14 @@ from edgespec.tokenizer import Tokenizer
 class Chunk:
     """New text, and the tokens that made it with where each came from.
 
-    A token whose text ends inside a character comes with the chunk that completes it.
+    A token whose text ends inside a character comes with the chunk that completes it. `logprobs`
+    has an entry for each token where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,7 @@ class _Answer:
             planner=self._planner,
             drafters=engine.drafters,
             cut=self._stream.cut,
+            left=lambda: self._stream.left,
             logprobs=self._request,
         ):
             yield step
@@ -270,7 +273,10 @@ class _Answer:
         begin, self._given = self._given, self._given + count
         ids = self._tokens.view[self._prompt :][begin : self._given]
         self._texts.append(text)
-        return Chunk(text, tuple(ids.tolist()), tuple(self._origins[begin : self._given]))
+        origins = tuple(self._origins[begin : self._given])
+        return Chunk(
+            text, tuple(ids.tolist()), origins, tuple(self._logprobs[begin : self._given])
+        )
 
     def _count(self, step: Round, elapsed: float) -> None:
         counters = self.counters
@@ -282,6 +288,7 @@ class _Answer:
             counters.decode_seconds += step.seconds
             counters.draft_seconds += step.draft_seconds
             counters.check_seconds += step.check_seconds
+            counters.sample_seconds += step.sample_seconds
             if step.drafted:
                 counters.add_draft(step.drafter, step.drafted, step.accepted)
         counters.tokens = self._length

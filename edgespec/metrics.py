@@ -37,6 +37,7 @@ class Counters:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     check_seconds: float = 0.0
+    sample_seconds: float = 0.0
     drafters: dict[str, DrafterCounts] = field(default_factory=dict)
 
     def add_draft(self, drafter: str, drafted: int, accepted: int) -> None:

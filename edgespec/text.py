@@ -60,6 +60,11 @@ class TextStream:
     def num_tokens(self) -> int:
         return len(self._starts)
 
+    @property
+    def left(self) -> int:
+        """How many tokens the limit still allows."""
+        return self._max_tokens - len(self._starts)
+
     def cut(self, tokens: Sequence[int]) -> Cut:
         """Take in a round's tokens; says how many stand and whether the text is over."""
         before = len(self._starts)
@@ -96,7 +101,7 @@ class TextStream:
         return text, count
 
     def _limit(self) -> FinishReason | None:
-        return "length" if len(self._starts) >= self._max_tokens else None
+        return "length" if self.left <= 0 else None
 
     def _stop_string(self, added: int) -> FinishReason | None:
         """Cut text and tokens before the earliest stop string, if the newest text completes one."""

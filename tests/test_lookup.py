@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import ConfigError
 from edgespec.sampling import GREEDY, Sampler
+from edgespec.session import TokenIds
 
 SAMPLER = Sampler(GREEDY, 1000)
 
@@ -105,9 +106,9 @@ class Counting(dict[int, int]):
         self.operations += 1
         return super().get(*args)
 
-    def update(self, other: Any) -> None:  # type: ignore[override]
-        self.operations += len(other)
-        super().update(other)
+    def __setitem__(self, key: int, value: int) -> None:
+        self.operations += 1
+        super().__setitem__(key, value)
 
     def __delitem__(self, key: int) -> None:
         self.operations += 1
@@ -129,3 +130,21 @@ def test_a_token_costs_the_same_however_long_the_text() -> None:
         costs.append(index.operations - before)
     assert max(costs) <= 3 * 7  # seven sizes: each looked up, replaced, and asked for
     assert min(costs) >= 14
+
+
+def test_a_guess_that_was_otherwise_before_is_unsure() -> None:
+    """The confidence of the first token alone falls to 1: once it stands, the rest is a copy."""
+
+    def letters(text: str) -> TokenIds:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def confidence(text: str) -> tuple[float, ...]:
+        return LookupDrafter().propose(letters(text), 3, SAMPLER).confidence
+
+    assert confidence("ab1xyab1xyab") == (7.0, 8.0, 9.0)  # never otherwise
+    assert confidence("ab1cab2dab") == (1.0, 3.0, 4.0)
+    assert confidence("ab1cab2dab2eab") == (2.0, 3.0, 4.0)  # the same twice: sure again
+    # Taken back and read anew, the index is what it would have been.
+    drafter = LookupDrafter()
+    drafter.propose(letters("ab1cab2dab1eab"), 3, SAMPLER)
+    assert drafter.propose(letters("ab1cab1dab"), 3, SAMPLER).confidence == confidence("ab1cab1dab")

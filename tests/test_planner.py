@@ -264,15 +264,27 @@ def test_the_real_loop_gives_the_targets_text() -> None:
 
 def test_a_calibration_learns_what_a_confidence_is_worth() -> None:
     rng = np.random.default_rng(0)
-    rates = Calibration(MATCH_EDGES, (0.3, 0.9))
-    assert rates.rate(2) == pytest.approx(0.3) and rates.rate(30) == pytest.approx(0.9)
+    rates = Calibration(MATCH_EDGES, (0.2, 0.9))
+    assert rates.rate(1) == pytest.approx(0.2) and rates.rate(30) == pytest.approx(0.9)
     for _ in range(400):
-        rates.learn(2.0, bool(rng.random() < 0.8))
+        rates.learn(1.0, bool(rng.random() < 0.8))
         rates.learn(30.0, bool(rng.random() < 0.2))
-    # Some 100 weighted outcomes: a standard error of 0.03, and four of them.
-    assert rates.rate(2) == pytest.approx(0.8, abs=0.12)
-    assert rates.rate(30) == pytest.approx(0.2, abs=0.12)
-    assert rates.rate(10) == pytest.approx(0.3 + 0.6 * 5 / 7)  # untouched
+    # Some 33 weighted outcomes and 3 of the prior: a standard error of 0.05, and four of them.
+    assert rates.rate(1) == pytest.approx(0.75, abs=0.2)
+    assert rates.rate(30) == pytest.approx(0.26, abs=0.2)
+    assert rates.rate(10) == pytest.approx(0.2 + 0.7 * 6 / 8)  # untouched
+
+
+def test_an_answer_of_another_kind_is_learnt_soon_and_weighs_as_one() -> None:
+    rates = Calibration(MATCH_EDGES, (0.2, 0.9))
+    for stands, outcomes in ((True, 300), (False, 10), (True, 5)):
+        rates.begin()
+        for _ in range(outcomes):
+            rates.learn(4.0, stands)
+        assert (rates.rate(4.0) > 0.7) == stands
+    rates.begin()
+    # Of three answers two went well, however many outcomes each had.
+    assert 0.5 < rates.rate(4.0) < 0.8
 
 
 def test_an_outlook_follows_a_change_and_remembers_what_is_usual() -> None:

@@ -73,7 +73,7 @@ def one_by_one(case: Case) -> tuple[list[int], str, str]:
         probs = reference(model.row(past)[:V].tolist(), params, past)
         # At temperature 0 there is one token and nothing to race against.
         ids = np.array(sorted(token for token, prob in probs.items() if prob > 0))
-        race = noise._exponential(len(past), ids) / np.array([probs[i] for i in ids])
+        race = noise.exponential(len(past), ids) / np.array([probs[i] for i in ids])
         token = int(ids[np.argmin(race)])
         if token in case.stop_ids:
             return tokens, decoded(tokens, True), "end"

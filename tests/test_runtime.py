@@ -92,13 +92,20 @@ def test_chunks_make_up_the_result(noise: float) -> None:
     assert decode(runtime.target.tokenizer, result.tokens) == result.text
     assert (len(result.tokens), result.finish_reason) == (30, "length")
     assert result.origins[0] == "plain"
-    without_a_last = (0, 1)  # the limit may have cut the last round's bonus token
-    assert result.origins.count("accepted") + result.counters.rounds - 29 in without_a_last
+    assert result.origins.count("accepted") + result.counters.rounds == 29
     assert ("recovered" in result.origins) == (noise > 0)
     counters = result.counters
     assert (counters.prompt_tokens, counters.tokens, counters.cached_tokens) == (5, 30, 0)
     assert counters.mean_accepted_length == 29 / counters.rounds
     assert make().generate("hello", GREEDY, max_tokens=30).result.text == result.text
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_no_draft_goes_beyond_the_limit(limit: int) -> None:
+    result = make(noise=0.0).generate("hello", GREEDY, max_tokens=limit).result
+    counters = result.counters
+    assert len(result.tokens) == limit
+    assert counters.drafted == counters.accepted == limit - 1 - counters.rounds
 
 
 def test_a_result_can_be_had_without_iterating() -> None:

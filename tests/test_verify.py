@@ -173,7 +173,7 @@ def straightforward(noise: PositionNoise, dist: Categorical, position: int) -> i
     """The race over every id, no shortcut."""
     ids = np.arange(len(dist.probs))
     with np.errstate(divide="ignore"):
-        race = noise._exponential(position, ids) / dist.probs.astype(np.float64)
+        race = noise.exponential(position, ids) / dist.probs.astype(np.float64)
     return int(ids[np.argmin(race)])
 
 
@@ -242,7 +242,7 @@ def test_noise_at_neighbouring_positions_and_seeds_is_independent() -> None:
     assert fit(pairs, cells).good
     # The same ids' noise at another position: rank correlation of 6000 values, 5 sigma.
     wide = PositionNoise(9, 6000)
-    a, b = (wide._exponential(position, np.arange(6000)).argsort().argsort() for position in (1, 2))
+    a, b = (wide.exponential(position, np.arange(6000)).argsort().argsort() for position in (1, 2))
     assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(6000)
 
 

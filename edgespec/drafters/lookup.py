@@ -30,15 +30,20 @@ class LookupDrafter:
             raise ConfigError(f"n-grams of {min_ngram} to {max_ngram} tokens make no sense")
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._ids = TokenBuffer()
-        self._last: dict[int, int] = {}  # hash of an n-gram -> where it ended last, exclusive
+        # Hash of an n-gram -> where it ended last, exclusive; negative where another token followed
+        # there than the time before.
+        self._last: dict[int, int] = {}
         self._replaced: list[list[int | None]] = []  # by token: what its indexing overwrote
 
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
     ) -> Draft:
-        """See `Drafter.propose`; the confidence is the length of the match, counting guesses."""
+        """See `Drafter.propose`; the confidence is the length of the match, counting guesses.
+
+        A first token that didn't follow the time before is a guess of confidence 1 at most.
+        """
         self._sync(tokens)
-        start, matched = self._match()
+        start, matched, agreed = self._match()
         if not matched or max_tokens <= 0:
             return NO_DRAFT
         # A match that runs into the end of the text repeats: continue it with its own copy.
@@ -46,8 +51,10 @@ class LookupDrafter:
         period = len(tokens) - start
         while len(followed) < max_tokens:
             followed.append(followed[len(followed) - period])
-        confidence = tuple(float(matched + i) for i in range(max_tokens))
-        return Draft(tuple(followed), None, self.name, confidence)
+        confidence = [float(matched + i) for i in range(max_tokens)]
+        if not agreed:
+            confidence[0] = 1.0
+        return Draft(tuple(followed), None, self.name, tuple(confidence))
 
     def owes(self, tokens: TokenIds) -> int:
         """Nothing: what it missed costs microseconds to index."""
@@ -56,13 +63,15 @@ class LookupDrafter:
     def close(self) -> None:
         pass
 
-    def _match(self) -> tuple[int, int]:
-        """Where the best earlier occurrence of the newest tokens ended, and its length; or 0, 0."""
+    def _match(self) -> tuple[int, int, bool]:
+        """Where the best earlier occurrence of the newest tokens ended, its length (0: there is
+        none), and whether the one before it, if any, went on with the same token.
+        """
         for gram, size in self._grams():
             end = self._last.get(gram)
             if end is not None:
-                return end, size
-        return 0, 0
+                return abs(end), size, end > 0
+        return 0, 0, False
 
     def _sync(self, tokens: TokenIds) -> None:
         """Make the index that of `tokens`, which mostly means to add the newest few."""
@@ -70,14 +79,19 @@ class LookupDrafter:
             self._forget()
         for token in tokens[len(self._ids) :]:
             if len(self._ids):
-                self._index()
+                self._index(int(token))
             self._ids.append(int(token))
 
-    def _index(self) -> None:
-        """Index the n-grams that end in the newest token, now that another follows it."""
-        grams = [gram for gram, _ in self._grams()]
-        self._replaced.append([self._last.get(gram) for gram in grams])
-        self._last.update(dict.fromkeys(grams, len(self._ids)))
+    def _index(self, follower: int) -> None:
+        """Index the n-grams that end in the newest token, now that `follower` comes behind it."""
+        ids, end = self._ids.view, len(self._ids)
+        replaced = []
+        for gram, _ in self._grams():
+            before = self._last.get(gram)
+            replaced.append(before)
+            agrees = before is None or ids[abs(before)] == follower
+            self._last[gram] = end if agrees else -end
+        self._replaced.append(replaced)
 
     def _forget(self) -> None:
         """Take the newest token back, and the n-grams that were indexed when it came."""
