@@ -21,7 +21,7 @@ from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
-PROBE_SHARE = 0.003
+PROBE_SHARE = 0.0045
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""

@@ -1,0 +1,54 @@
+"""llama-cpp-python's high-level `Llama`: plain, and its prompt lookup decoding.
+
+lookup-K drafts K tokens a round, as LlamaPromptLookupDecoding does; its documentation advises 10
+on a GPU and 2 on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common import Answer, Request, Timed, chosen, main, versions
+
+REQUIREMENTS = ["llama-cpp-python"]
+
+
+class Models:
+    """One `Llama` for each setting, since a drafter makes it keep all logits."""
+
+    def __init__(self, request: Request) -> None:
+        self.settings = chosen(request, ["plain", "lookup-2", "lookup-10"])
+        self.details = {"versions": versions("llama-cpp-python")}
+        self._stop = frozenset(request["stop_ids"])
+        self._models = {setting: _open(request, setting) for setting in self.settings}
+
+    def answer(self, setting: str, ids: list[int], max_tokens: int) -> Answer:
+        """By the token generator, timed from outside."""
+        model = self._models[setting]
+        model.reset()
+        timed = Timed(self._stop)
+        for token in model.generate(ids, temp=0.0, top_k=1, reset=True):
+            if not timed.add([token]) or len(timed.tokens) == max_tokens:
+                break
+        return timed.answer(text=model.detokenize(timed.tokens).decode("utf-8", "replace"))
+
+
+def _open(request: Request, setting: str) -> Any:
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    draft = None
+    if setting != "plain":
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=int(setting.removeprefix("lookup-")))
+    return Llama(
+        request["target"],
+        n_ctx=request["context"],
+        n_threads=request["threads"],
+        n_threads_batch=request["threads"],
+        draft_model=draft,
+        verbose=False,
+    )
+
+
+if __name__ == "__main__":
+    main(REQUIREMENTS, Models)

@@ -1,0 +1,221 @@
+"""The report's pictures.
+
+Invariant: what a picture shows is written beside it in figures, so that nothing hangs on a colour
+or on guessing a length; a ratio's interval is drawn wherever the ratio is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgespec.bench import svg
+from edgespec.bench.record import Costs
+from edgespec.bench.sides import PLAIN
+from edgespec.bench.stats import Interval, Spread, spread
+from edgespec.bench.summary import Split
+
+_LEFT = 150.0
+_ROW = 17.0
+_GAP = 15.0
+
+PARTS = ("draft", "check", "sample", "rest")
+
+
+def intervals(
+    title: str,
+    rows: Mapping[str, Mapping[str, tuple[Interval, str]]],
+    names: Sequence[str],
+    one: str,
+) -> str:
+    """Ratios by category, a line for each of `names`; `one` says what a ratio of 1 is.
+
+    Each ratio comes with a note to stand behind it.
+    """
+    found = [i for row in rows.values() for i, _ in row.values()]
+    low = min([0.9, *(i.center if i.low is None else i.low for i in found)]) * 0.96
+    high = max([1.1, *(i.center if i.high is None else i.high for i in found)]) * 1.04
+    longest = max((len(note) for row in rows.values() for _, note in row.values()), default=0)
+    right = svg.WIDTH - 160.0 - svg.text_width("x" * longest)
+    x = svg.logarithmic(low, high, _LEFT, right)
+    parts = svg.legend(names, [f"fill {svg.colour(i)}" for i in range(len(names))], 14)
+    top = y = 40.0
+    marks: list[str] = []
+    for category, row in rows.items():
+        last = category == list(rows)[-1] and len(rows) > 1
+        if last:
+            marks.append(svg.line(0, y - 4, svg.WIDTH, y - 4, "axis"))
+            y += 8
+        lines = [name for name in names if name in row]
+        middle = y + _ROW * len(lines) / 2
+        marks.append(svg.text(0, middle + 1, category, "strong" if last else ""))
+        for name in lines:
+            interval, note = row[name]
+            y += _ROW
+            marks += _interval(x, y - 6, interval, names.index(name), f"{name}, {category}")
+            marks.append(svg.text(right + 16, y - 2, str(interval), "strong" if last else ""))
+            marks.append(svg.text(svg.WIDTH, y - 2, note, "muted small", "end"))
+        y += _GAP
+    bottom = y - _GAP + 6
+    for tick in svg.ratio_ticks(low, high):
+        kind = "one" if tick == 1 else "grid"
+        parts.append(svg.line(x(tick), top - 8, x(tick), bottom, kind))
+        parts.append(svg.text(x(tick), bottom + 14, svg.number(tick), "muted small", "middle"))
+    parts.append(svg.text(x(1), bottom + 30, one, "muted small", "middle"))
+    return svg.figure(bottom + 38, title, [*parts, *marks])
+
+
+def _interval(x: svg.Scale, y: float, found: Interval, series: int, what: str) -> list[str]:
+    parts = []
+    if found.low is not None and found.high is not None:
+        parts.append(svg.line(x(found.low), y, x(found.high), y, f"whisker {svg.colour(series)}"))
+    parts.append(svg.dot(x(found.center), y, series, f"{what}: {found}"))
+    return parts
+
+
+def note(ratio: Interval, words: str) -> str:
+    """What stands behind a ratio; that one prompt gives no interval belongs there."""
+    return f"one prompt, {words}" if ratio.low is None else words
+
+
+def accepted_lengths(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+    """Tokens a round by category; plain decoding's is 1."""
+    highest = max([1.0, *(v for row in rows.values() for v in row.values())])
+    ticks = svg.ticks(highest)
+    right = svg.WIDTH - 60.0
+    x = svg.linear(0, ticks[-1], _LEFT, right)
+    parts = svg.legend(names, [f"fill {svg.colour(i)}" for i in range(len(names))], 14)
+    y, marks = 36.0, []
+    for category, row in rows.items():
+        lines = [name for name in names if name in row]
+        middle = y + _ROW * len(lines) / 2
+        marks.append(svg.text(0, middle + 1, category))
+        for name in lines:
+            y += _ROW
+            kind = f"fill {svg.colour(names.index(name))}"
+            width = x(row[name]) - _LEFT
+            tip = f"{name}, {category}: {row[name]:.2f} tokens a round"
+            marks.append(svg.bar(_LEFT, y - 12, width, 11, kind, tip))
+            marks.append(svg.text(x(row[name]) + 6, y - 2, f"{row[name]:.2f}"))
+        y += _GAP
+    bottom = y - _GAP + 6
+    for tick in ticks:
+        kind = "one" if tick == 1 else "grid"
+        parts.append(svg.line(x(tick), 28, x(tick), bottom, kind))
+        parts.append(svg.text(x(tick), bottom + 14, svg.number(tick), "muted small", "middle"))
+    if 1 not in ticks:
+        marks.append(svg.line(x(1), 28, x(1), bottom, "one"))
+    return svg.figure(bottom + 22, "tokens a round by category", [*parts, *marks])
+
+
+def cost_curve(costs: Sequence[Costs]) -> str:
+    """Passes over n tokens, in passes of the target over one; the spread is that of the turns."""
+    target = next(c for c in costs if c.role == "target")
+    unit = spread(target.seconds["1"])
+    assert unit is not None
+    curves = [(c, _relative(c, unit.median)) for c in costs]
+    highest = max(point.high for _, curve in curves for point in curve.values())
+    longest = max(max(curve) for _, curve in curves if curve)
+    yticks = svg.ticks(highest)
+    x = svg.linear(1, max(2, longest), 46, svg.WIDTH - 230)
+    y = svg.linear(0, yticks[-1], 300, 34)
+    parts = [svg.text(0, 14, "passes of the target over one token", "muted small")]
+    for tick in yticks:
+        parts.append(svg.line(46, y(tick), svg.WIDTH - 230, y(tick)))
+        parts.append(svg.text(38, y(tick) + 4, svg.number(tick), "muted small", "end"))
+    sizes = range(1, longest + 1)
+    parts += [svg.text(x(n), 318, str(n), "muted small", "middle") for n in sizes]
+    parts.append(svg.text(x(longest), 336, "tokens in the pass", "muted small", "end"))
+    end = min(float(longest), yticks[-1])
+    parts.append(svg.line(x(1), y(1), x(end), y(end), "one"))
+    parts.append(svg.text(x(end) + 7, y(end) + 13, "as many passes", "muted small"))
+    for series, (c, curve) in enumerate(curves):
+        parts.append(svg.path([(x(n), y(p.median)) for n, p in curve.items()], series))
+        for n, p in curve.items():
+            parts.append(svg.line(x(n), y(p.low), x(n), y(p.high), f"whisker {svg.colour(series)}"))
+            tip = f"{c.model}, {n} tokens: {p.median * unit.median * 1e3:.1f} ms"
+            parts.append(svg.dot(x(n), y(p.median), series, tip, 3.5))
+    return svg.figure(342, "what a pass over n tokens costs", [*parts, *_cost_words(curves, unit)])
+
+
+def _relative(costs: Costs, unit: float) -> dict[int, Spread]:
+    found = {int(n): spread([s / unit for s in seconds]) for n, seconds in costs.seconds.items()}
+    return {n: point for n, point in found.items() if point is not None}
+
+
+def _cost_words(curves: Sequence[tuple[Costs, dict[int, Spread]]], unit: Spread) -> list[str]:
+    """What the curves say, in figures, to their right."""
+    left, y = svg.WIDTH - 205.0, 40.0
+    parts = []
+    for series, (costs, curve) in enumerate(curves):
+        parts.append(svg.dot(left + 4, y - 4, series, costs.model))
+        name = costs.model if len(costs.model) <= 23 else costs.model[:22] + "…"
+        parts.append(svg.text(left + 14, y, name, "strong small"))
+        for n, point in curve.items():
+            y += 15
+            words = f"{n} token{'s' * (n > 1)}: {point.median * unit.median * 1e3:.1f} ms"
+            parts.append(svg.text(left + 14, y, words, "small"))
+            parts.append(svg.text(svg.WIDTH, y, f"{point.median:.2f}", "muted small", "end"))
+        y += 26
+    return parts
+
+
+def time_split(rows: Mapping[str, Split]) -> str:
+    """A round's time by what it went into, side by side."""
+    left = max(_LEFT, *(svg.text_width(name) + 16 for name in rows))
+    right = svg.WIDTH - 275.0
+    ticks = svg.ticks(max(split.total for split in rows.values()) * 1e3)
+    x = svg.linear(0, ticks[-1], left, right)
+    parts = svg.legend(PARTS, [f"fill part{i}" for i in range(4)], 14)
+    y, marks = 40.0, []
+    for name, split in rows.items():
+        marks.append(svg.text(0, y + 14, name))
+        at = 0.0
+        for i, part in enumerate(PARTS):
+            ms = getattr(split, part) * 1e3
+            marks.append(
+                svg.bar(x(at), y, x(at + ms) - x(at), 20, f"fill part{i}", f"{part}: {ms:.2f} ms")
+            )
+            at += ms
+        figures = " + ".join(f"{getattr(split, part) * 1e3:.1f}" for part in PARTS)
+        marks.append(svg.text(right + 16, y + 9, f"{figures} ms", "small"))
+        words = f"{split.tokens:.2f} tokens a round: {at / split.tokens:.1f} ms a token"
+        marks.append(svg.text(right + 16, y + 23, words, "muted small"))
+        y += 38
+    for tick in ticks:
+        parts.append(svg.line(x(tick), 30, x(tick), y - 6))
+        parts.append(svg.text(x(tick), y + 8, svg.number(tick), "muted small", "middle"))
+    parts.append(svg.text(right, y + 24, "milliseconds of a round", "muted small", "end"))
+    return svg.figure(y + 32, "time of a round by what it went into", [*parts, *marks])
+
+
+def lengths(rows: Mapping[str, Mapping[int, Spread]]) -> str:
+    """Tokens per second behind texts of several lengths; the spread is that of the repetitions."""
+    contexts = sorted({length for row in rows.values() for length in row})
+    yticks = svg.ticks(max(p.high for row in rows.values() for p in row.values()))
+    x = svg.logarithmic(contexts[0], max(contexts[-1], 2 * contexts[0]), 60, svg.WIDTH - 200)
+    y = svg.linear(0, yticks[-1], 300, 34)
+    parts = [svg.text(0, 14, "tokens per second", "muted small")]
+    for tick in yticks:
+        parts.append(svg.line(46, y(tick), svg.WIDTH - 190, y(tick)))
+        parts.append(svg.text(38, y(tick) + 4, svg.number(tick), "muted small", "end"))
+    parts += [svg.text(x(n), 318, str(n), "muted small", "middle") for n in contexts]
+    parts.append(
+        svg.text(x(contexts[-1]), 336, "tokens of text before the answer", "muted small", "end")
+    )
+    ends: list[tuple[float, int, str]] = []
+    others = [name for name in rows if name != PLAIN]
+    for name, row in rows.items():
+        series = svg.PLAIN_SERIES if name == PLAIN else others.index(name)
+        parts.append(svg.path([(x(n), y(row[n].median)) for n in sorted(row)], series))
+        for n, p in row.items():
+            parts.append(svg.line(x(n), y(p.low), x(n), y(p.high), f"whisker {svg.colour(series)}"))
+            tip = f"{name}, {n} tokens: {p.median:.1f} tokens/s"
+            parts.append(svg.dot(x(n), y(p.median), series, tip))
+        last = row[max(row)].median
+        ends.append((y(last), series, f"{name}: {last:.1f}"))
+    place = 0.0
+    for at, series, words in sorted(ends):
+        place = max(at + 4, place + 17)
+        parts.append(svg.dot(svg.WIDTH - 180, place - 4, series, words))
+        parts.append(svg.text(svg.WIDTH - 170, place, words))
+    return svg.figure(344, "tokens per second over the length of the text", parts)

@@ -1,0 +1,183 @@
+"""Two measurements side by side: what got worse, and how sure that is.
+
+What both have in common cancels out: a prompt's text (prompts are paired) and, for everything
+against plain, the machine's mood (each file has plain decoding measured in turn). Invariant: the
+intervals hold all at once with a chance of 95% (Bonferroni), so that looking at a hundred rows
+finds nothing where nothing changed; a regression is an interval that lies beyond the tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from edgespec.bench.protocol import CONTEXT
+from edgespec.bench.record import Results, Trial
+from edgespec.bench.sides import PLAIN
+from edgespec.bench.stats import LEVEL, Interval, ratio_interval
+from edgespec.bench.summary import (
+    ALL,
+    Logs,
+    categories,
+    row,
+    speed_logs,
+    trials_of,
+    ttft_logs,
+)
+from edgespec.errors import ConfigError
+
+TOLERANCE = 0.01
+"""A loss below this share is no regression, however sure it is."""
+
+PLAIN_TOLERANCE = 0.05
+"""The same for plain decoding's own speed, which a machine's mood changes from day to day."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """B over A, larger being better; `worse` where it is surely beyond the tolerance."""
+
+    pair: str
+    side: str
+    category: str
+    what: str
+    interval: Interval
+    tolerance: float
+
+    @property
+    def worse(self) -> bool:
+        high = self.interval.high
+        return high is not None and high < 1 - self.tolerance
+
+    @property
+    def better(self) -> bool:
+        low = self.interval.low
+        return low is not None and low > 1 + self.tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every change, exactness lost, and what can't be compared."""
+
+    changes: list[Change]
+    inexact: list[str]
+    notes: list[str]
+
+    @property
+    def regressions(self) -> list[Change]:
+        return [change for change in self.changes if change.worse]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.regressions or self.inexact)
+
+
+def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
+    """What B is against A; raises ConfigError where they have nothing in common."""
+    found = list(_differences(a, b))
+    if not found:
+        raise ConfigError(
+            "these results have no pair, side and prompts in common, so there is nothing to compare"
+        )
+    # One prompt gives no interval, so it is no question that could be answered wrongly.
+    asked = max(1, sum(len(logs) > 1 for *_, logs in found))
+    changes = []
+    for pair, side, category, what, tolerance, logs in found:
+        interval = ratio_interval(list(logs.values()), 1 - (1 - level) / asked)
+        if interval is not None:
+            changes.append(Change(pair, side, category, what, interval, tolerance))
+    return Comparison(changes, list(_inexact(a, b)), list(_notes(a, b)))
+
+
+def lines(comparison: Comparison) -> Iterator[str]:
+    """What to tell: notes, regressions, gains, and a sentence on the rest."""
+    yield from comparison.notes
+    for change in comparison.changes:
+        if change.worse or change.better:
+            kind = "REGRESSION" if change.worse else "better"
+            yield (
+                f"{kind}: {change.pair}, {change.side}, {change.category}: {change.what} is "
+                f"{change.interval} times what it was"
+            )
+    yield from (f"REGRESSION: {sentence}" for sentence in comparison.inexact)
+    unsure = [c for c in comparison.changes if not (c.worse or c.better)]
+    yield (
+        f"{len(comparison.regressions) + len(comparison.inexact)} regressions; {len(unsure)} of "
+        f"{len(comparison.changes)} figures show no change that is sure (all intervals hold at "
+        f"once with a chance of {LEVEL:.0%})"
+    )
+
+
+_Difference = tuple[str, str, str, str, float, Logs]
+
+
+def _differences(a: Results, b: Results) -> Iterator[_Difference]:
+    for pair in (pair for pair in a.pairs if pair in b.pairs):
+        sides = [side for side in a.sides(pair) if side in b.sides(pair)]
+        for category in (*categories(a, pair), CONTEXT):
+            before, after = trials_of(a, pair, category), trials_of(b, pair, category)
+            for side in sides:
+                for what, tolerance, logs in _measures(side):
+                    change = _change(logs(before), logs(after))
+                    if change:
+                        yield pair, side, category, what, tolerance, change
+
+
+def _measures(side: str) -> Iterator[tuple[str, float, Callable[[list[Trial]], Logs]]]:
+    """Figures whose logarithms grow with what is good."""
+    if side == PLAIN:
+        yield "tokens per second", PLAIN_TOLERANCE, _plain_speed
+        return
+    yield "speed against plain", TOLERANCE, lambda trials: speed_logs(trials, side)
+    if "/" not in side:
+        yield (
+            "promptness of the first token against plain",
+            PLAIN_TOLERANCE,
+            lambda trials: {key: -log for key, log in ttft_logs(trials, side).items()},
+        )
+
+
+def _plain_speed(trials: list[Trial]) -> Logs:
+    found: dict[tuple[str, int], list[float]] = {}
+    for trial in trials:
+        answer = trial.answer(PLAIN)
+        if answer is not None and (seconds := answer.seconds_per_token):
+            found.setdefault((trial.prompt, trial.turn), []).append(-math.log(seconds))
+    return {key: median(logs) for key, logs in found.items()}
+
+
+def _change(before: Logs, after: Logs) -> Logs:
+    return {key: after[key] - before[key] for key in before if key in after}
+
+
+def _inexact(a: Results, b: Results) -> Iterator[str]:
+    for pair in (pair for pair in a.pairs if pair in b.pairs):
+        for side in b.sides(pair):
+            before, after = row(a, pair, side, ALL), row(b, pair, side, ALL)
+            if "/" in side or after is None:
+                continue
+            if after.different > (before.different if before else 0):
+                yield (
+                    f"{pair}, {side}: {after.different} of {after.answers} answers differ from "
+                    f"plain's without an explanation, {before.different if before else 0} before"
+                )
+
+
+def _notes(a: Results, b: Results) -> Iterator[str]:
+    for pair in a.pairs:
+        if pair not in b.pairs:
+            yield f"note: {pair} was measured in the first file alone"
+            continue
+        one, two = a.pairs[pair], b.pairs[pair]
+        if one.target.get("sha256") != two.target.get("sha256"):
+            yield f"note: the target of {pair} is another file in the second"
+        for key in one.settings.keys() & two.settings.keys():
+            if one.settings[key] != two.settings[key]:
+                yield f"note: {pair}: {key} was {one.settings[key]} and is {two.settings[key]}"
+        lost = [side for side in a.sides(pair) if side not in b.sides(pair)]
+        if lost:
+            yield f"note: {pair}: {', '.join(lost)} was measured in the first file alone"
+    if a.runs and b.runs and a.runs[-1].machine != b.runs[-1].machine:
+        yield "note: these are two machines, so plain decoding's own speed says nothing of edgespec"

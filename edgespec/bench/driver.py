@@ -1,0 +1,282 @@
+"""A pair from its files to its trials: open, say what is measured, load peers, measure.
+
+Invariant: a folder holds one measurement. Whatever would make its figures incomparable (another
+file, another version, other settings) is refused by name before anything is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec import __version__, platform
+from edgespec.bench.curves import cost_curves
+from edgespec.bench.peers import Peer, PeerSide
+from edgespec.bench.prompts import PromptSet
+from edgespec.bench.protocol import Plan, measure
+from edgespec.bench.record import Pair, Run, Writer
+from edgespec.bench.sides import AUTO, RuntimeSide, Setting, Side, settings
+from edgespec.errors import ConfigError
+from edgespec.opening import find_files
+from edgespec.registry import LOOKUP, load_registry
+from edgespec.runtime import Runtime
+from edgespec.sampling import GREEDY, SamplingParams
+
+_PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A pair to measure: its name in the results, and the files or the pair of the registry."""
+
+    name: str
+    pair: str | None
+    target: str | None
+    drafters: list[str] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that is the same for all pairs of a measurement.
+
+    `groups` are choices of drafters, each a setting with each of `lookaheads`; None takes all that
+    a pair has together. `temperature` 0 is greedy.
+    """
+
+    prompts: PromptSet
+    limit: int | None = None
+    all_turns: bool = False
+    groups: Sequence[tuple[str, ...]] | None = None
+    lookaheads: Sequence[int | Literal["auto"]] = (AUTO,)
+    temperature: float = 0.0
+    seed: int = 1
+    max_tokens: int = 128
+    repeats: int = 1
+    contexts: Sequence[int] = ()
+    context_size: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+    peers: Sequence[tuple[Path, list[str] | None]] = ()
+    environments: Path = Path("peers")
+    measure_again: bool = False
+
+
+def begin(writer: Writer, command: Sequence[str]) -> None:
+    """Note that a run begins, and on what machine."""
+    machine = {
+        "cpu": platform.cpu_name(),
+        "usable_cpus": platform.usable_cpus(),
+        "memory_bytes": platform.total_memory(),
+        "system": sys.platform,
+    }
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    writer.begin(Run(began, list(command), machine, _versions()))
+
+
+def run_pair(
+    named: Named,
+    options: Options,
+    writer: Writer,
+    say: Callable[[str], None],
+    progress: Callable[[int, int, str, float | None], None],
+) -> None:
+    """Measure what is missing of a pair; raises EdgespecError."""
+    target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True)
+    say(f"{named.name}: reading {target.name} to take its hash...")
+    files = {path: _identity(path) for path in (target, *_files(drafters))}
+    with ExitStack() as stack:
+        runtime = stack.enter_context(_open(target, drafters, options, say))
+        for note in runtime.notes:
+            say(f"note: {note}")
+        wanted = settings(_groups(options, runtime), options.lookaheads)
+        peers = [_peer(p, only, target, drafters, runtime, options, writer)
+                 for p, only in options.peers]  # fmt: skip
+        for peer in peers:
+            stack.callback(peer.close)
+        sides = _sides(runtime, wanted, peers)
+        _same_conditions(
+            writer,
+            Pair(
+                pair=named.name,
+                target=files[target],
+                drafters=[files[path] for path in _files(drafters)],
+                settings=_settings(options, runtime),
+                sides=[side.name for side in sides],
+                peers={peer.name: peer.details for peer in peers},
+            ),
+        )
+        plan = Plan(
+            named.name,
+            options.prompts.limited(options.limit),
+            options.max_tokens,
+            options.repeats,
+            options.all_turns,
+            SamplingParams(temperature=options.temperature, seed=options.seed)
+            if options.temperature
+            else GREEDY,
+            options.contexts,
+        )
+        if not any(costs.pair == named.name for costs in writer.results.costs):
+            say("measuring what passes cost...")
+            for costs in cost_curves(runtime, named.name):
+                writer.append(costs)
+        measure(runtime, sides, plan, writer, progress)
+
+
+def named_pairs(
+    pairs: Sequence[str], target: str | None, drafters: Sequence[str] | None
+) -> list[Named]:
+    """What the command line names: pairs, and files that make one; the default pair for nothing."""
+    found = [Named(pair, pair, None, None) for pair in pairs]
+    if target is not None:
+        files = [file for file in drafters or () if file != LOOKUP]
+        name = "+".join(_label(Path(file)) for file in (target, *files))
+        found.append(Named(name, None, target, [LOOKUP, *files]))
+    elif drafters:
+        raise ConfigError("--drafter goes with --target: name the target's file too")
+    if not found:
+        name = load_registry().default.name
+        found = [Named(name, name, None, None)]
+    if len({one.name for one in found}) < len(found):
+        raise ConfigError("a pair is named twice: name it once")
+    return found
+
+
+def _label(path: Path) -> str:
+    """What to call a model: its file, or the folder of an ONNX model."""
+    if path.suffix == ".onnx":
+        return path.resolve().parent.name
+    return path.name.removesuffix(".gguf")
+
+
+def _open(
+    target: Path, drafters: list[str], options: Options, say: Callable[[str], None]
+) -> Runtime:
+    auto = AUTO in options.lookaheads
+    return Runtime.open(
+        target=target,
+        drafters=drafters,
+        lookahead=AUTO if auto else 1,  # each side brings its own planner
+        context_size=options.context_size,
+        threads=options.threads,
+        gpu_layers=options.gpu_layers,
+        measure_again=options.measure_again,
+        report=lambda what: say(f"{what}..."),
+    )
+
+
+def _groups(options: Options, runtime: Runtime) -> Sequence[tuple[str, ...]]:
+    if options.groups is not None:
+        return options.groups
+    if not runtime.drafters:
+        raise ConfigError(
+            f"{runtime.target.name} has no drafter that can be used: nothing to measure"
+        )
+    return [tuple(runtime.drafters)]
+
+
+def _sides(runtime: Runtime, wanted: Sequence[Setting], peers: Sequence[Peer]) -> list[Side]:
+    sides: list[Side] = [RuntimeSide(runtime, None)]
+    sides += [RuntimeSide(runtime, setting) for setting in wanted]
+    sides += [PeerSide(peer, setting) for peer in peers for setting in peer.settings]
+    return sides
+
+
+def _peer(
+    script: Path,
+    only: list[str] | None,
+    target: Path,
+    drafters: list[str],
+    runtime: Runtime,
+    options: Options,
+    writer: Writer,
+) -> Peer:
+    request = {
+        "target": str(target.resolve()),
+        "drafters": [str(path.resolve()) for path in _files(drafters)],
+        "threads": options.threads or platform.usable_cpus(),
+        "context": runtime.context_size,
+        "stop_ids": sorted(runtime.target.tokenizer.stop_ids),
+        "settings": only,
+    }
+    log = writer.file.parent / f"{script.stem}.log"
+    return Peer(script, options.environments, log, request)
+
+
+def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
+    """What a figure depends on, apart from the files."""
+    return {
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "seed": options.seed if options.temperature else None,
+        "prompts": options.prompts.source,
+        "prompts_sha256": options.prompts.sha256,
+        "all_turns": options.all_turns,
+        "context_size": runtime.context_size,
+        "threads": options.threads or platform.usable_cpus(),
+        "device": runtime.target.details.get("device"),
+        "cpu": platform.cpu_name(),
+        **_versions(),
+    }
+
+
+def _same_conditions(writer: Writer, now: Pair) -> None:
+    """Note what a pair is measured under, or see that it is what it was."""
+    before = writer.results.pairs.get(now.pair)
+    if before is None:
+        writer.append(now)
+        return
+    for name, was, is_ in (
+        ("the target", before.target.get("sha256"), now.target.get("sha256")),
+        ("a drafter", *([d.get("sha256") for d in p.drafters] for p in (before, now))),
+        ("what is compared", before.sides, now.sides),
+        *((key, before.settings.get(key), now.settings[key]) for key in now.settings),
+    ):
+        if was != is_:
+            raise ConfigError(
+                f"{writer.file.parent} holds results of {now.pair} under other conditions "
+                f"({name} was {was}, is {is_}): choose another --out"
+            )
+
+
+def _files(drafters: Sequence[str]) -> list[Path]:
+    return [Path(name) for name in drafters if name != LOOKUP]
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """A model's name, size and SHA-256; of a folder, that of its files and their names."""
+    path = path.expanduser()
+    if not path.exists():
+        raise ConfigError(f"{path} doesn't exist")
+    if path.suffix == ".onnx":  # its weights lie beside it
+        path = path.resolve().parent
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        if path.is_dir():
+            digest.update(file.relative_to(path).as_posix().encode() + b"\0")
+        with file.open("rb") as data:
+            while chunk := data.read(1 << 20):
+                digest.update(chunk)
+    return {
+        "name": path.name,
+        "bytes": sum(file.stat().st_size for file in files),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"edgespec": __version__, "python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,113 @@
+"""Is a side's text plain's own? Where it isn't, whether rounding explains the first difference.
+
+A pass over four tokens adds up in another order than four passes over one, so two tokens that are
+nearly as likely can change places. How much that changes is measured where the texts part, on the
+rows before it. Invariant: what is compared are the very answers that were timed; only where two
+differ is anything computed again, and that is not timed. The caches are empty afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgespec.bench.sides import forget
+from edgespec.divergence import first_redrawn
+from edgespec.exactness import MOST_NOISE, NEAR_TIE, NOISE_SHARE
+from edgespec.generation import Result
+from edgespec.metrics import Counters
+from edgespec.runtime import Runtime
+from edgespec.sampling import SamplingParams
+from edgespec.session import Logits
+
+_ROWS = 32  # rows before the difference from which the rounding is learnt
+_CHECKS = (2, 4, 9)  # tokens in passes that stand for checks: each may run another kernel
+
+
+def difference(
+    runtime: Runtime,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    other: Sequence[int],
+    sampling: SamplingParams,
+) -> dict[str, Any] | None:
+    """The first token where `other` isn't `plain`; None where there is none.
+
+    `token` counts from 0. `gap` is how little the logits would have had to change for the other
+    token (None: not known), `noise` the largest change in a likeliest token's log-probability
+    between single and batched passes. `explained` says whether rounding accounts for the gap.
+    """
+    at = _common(plain, other)
+    if at == len(plain) == len(other):
+        return None
+    found = {
+        "token": at,
+        "plain": plain[at] if at < len(plain) else None,
+        "other": other[at] if at < len(other) else None,
+    }
+    if not runtime.target.session.can_rollback:
+        return {**found, "gap": None, "noise": None, "explained": False}
+    text = [*prompt, *plain[:at]]
+    count = min(at + 1, len(text), _ROWS)
+    single = _rows(runtime, text, count, 1)
+    batched = [_rows(runtime, text, count, size) for size in _CHECKS]
+    gap: float | None = min(_gap(rows[-1]) for rows in (single, *batched))
+    if sampling.temperature:
+        gap = _drawn_gap(runtime, prompt, plain, other, sampling)
+    noise = max(_noise(single, rows) for rows in batched)
+    near = min(max(NEAR_TIE, NOISE_SHARE * noise), MOST_NOISE)
+    return {**found, "gap": gap, "noise": noise, "explained": gap is not None and gap <= near}
+
+
+def _drawn_gap(
+    runtime: Runtime,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    other: Sequence[int],
+    sampling: SamplingParams,
+) -> float | None:
+    """The gap between two texts drawn with the same seed; None where one ended before they part."""
+    if _common(plain, other) == min(len(plain), len(other)):
+        return None
+    one, two = (Result("", tuple(ids), (), "length", Counters()) for ids in (plain, other))
+    found = first_redrawn(runtime, 0, tuple(prompt), one, two, sampling)
+    return found.gap if found else None
+
+
+def _rows(runtime: Runtime, text: Sequence[int], count: int, size: int) -> Logits:
+    """The logits (count, V) behind the last tokens of a text, which are fed `size` at a time."""
+    session, known = runtime.target.session, runtime.target.tokenizer.num_tokens
+    begin = len(text) - count
+    rows = []
+    forget(runtime)
+    try:
+        if begin:
+            session.forward(text[:begin], 1)
+        for at in range(begin, len(text), size):
+            part = text[at : at + size]
+            rows.append(session.forward(part, len(part))[:, :known].copy())
+    finally:
+        forget(runtime)
+    return np.concatenate(rows)
+
+
+def _gap(row: Logits) -> float:
+    second, first = np.partition(row, -2)[-2:]
+    return float(first - second)
+
+
+def _noise(single: Logits, batched: Logits) -> float:
+    likeliest = single.argmax(axis=1)
+    rows = np.arange(len(single))
+    one, other = (
+        logits[rows, likeliest] - np.logaddexp.reduce(logits, axis=1)
+        for logits in (single, batched)
+    )
+    return float(np.abs(one - other).max())
+
+
+def _common(plain: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(plain, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))

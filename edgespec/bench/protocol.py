@@ -1,0 +1,183 @@
+"""The measurement itself: each prompt is answered by every side in turn.
+
+The protocol is Spec-Bench's (Xia et al. 2024): batch 1, by category. Caches are empty before each
+answer. The order of the sides changes from trial to trial, so that a machine that gets slower by
+the minute slows all of them alike. Invariant: what is written is one
+whole trial; a measurement that was stopped goes on with the trials that are missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from edgespec.bench.exactness import difference
+from edgespec.bench.prompts import Prompt, long_prompt
+from edgespec.bench.record import Answer, Trial, Writer
+from edgespec.bench.sides import PLAIN, RuntimeSide, Side
+from edgespec.chat import Message
+from edgespec.errors import ConfigError
+from edgespec.runtime import Runtime
+from edgespec.sampling import GREEDY, SamplingParams
+
+WARM_UP = "Write a short Python function that reverses a list, then explain it in two sentences."
+WARM_UP_TOKENS = 32
+CONTEXT = "context"
+"""The category of trials that measure speed over the length of the text."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of one pair.
+
+    `sampling` has a seed unless it is greedy, raised by one for each repetition. `contexts` are
+    lengths of text, in tokens, behind which the speed is measured too.
+    """
+
+    pair: str
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    repeats: int = 1
+    all_turns: bool = False
+    sampling: SamplingParams = GREEDY
+    contexts: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A trial to come: a turn of a prompt, or (`prompt` None) a length of text."""
+
+    name: str
+    category: str
+    turn: int
+    repeat: int
+    prompt: Prompt | None
+    context: int | None = None
+
+
+def measure(
+    runtime: Runtime,
+    sides: Sequence[Side],
+    plan: Plan,
+    writer: Writer,
+    progress: Callable[[int, int, str, float | None], None] = lambda *_: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run the trials that `writer` doesn't hold yet; sides[0] is plain decoding.
+
+    `progress` is told trials done, trials in all, what is being answered, and seconds left.
+    """
+    tasks = list(_tasks(plan))
+    done = {t.key: t for t in writer.results.trials if t.pair == plan.pair}
+    missing = [
+        (i, task)
+        for i, task in enumerate(tasks)
+        if (plan.pair, task.name, task.turn, task.repeat) not in done
+    ]
+    if not missing:
+        return
+    _warm_up(runtime, sides, plan)
+    began = clock()
+    for number, (i, task) in enumerate(missing):
+        left = (clock() - began) / number * (len(missing) - number) if number else None
+        progress(len(tasks) - len(missing) + number, len(tasks), task.category, left)
+        ids = _prompt(runtime, plan, task, done)
+        trial = _trial(runtime, order(sides, i), plan, task, ids)
+        writer.append(trial)
+        done[trial.key] = trial
+    progress(len(tasks), len(tasks), "", 0.0)
+
+
+def order(sides: Sequence[Side], number: int) -> list[Side]:
+    """The turns of a trial: each side is early as often as late, next to each of the others."""
+    shift = number // 2 % len(sides)
+    turned = [*sides[shift:], *sides[:shift]]
+    return turned[::-1] if number % 2 else turned
+
+
+def _tasks(plan: Plan) -> Iterator[_Task]:
+    for repeat in range(plan.repeats):
+        for prompt in plan.prompts:
+            for turn in range(len(prompt.turns) if plan.all_turns else 1):
+                yield _Task(prompt.name, prompt.category, turn, repeat, prompt)
+        for context in plan.contexts:
+            yield _Task(f"{CONTEXT} {context}", CONTEXT, 0, repeat, None, context)
+
+
+def _warm_up(runtime: Runtime, sides: Sequence[Side], plan: Plan) -> None:
+    """One short answer of each side that isn't counted: pages are read, planners have begun."""
+    ids = runtime.encode_messages([Message("user", WARM_UP)])
+    for side in sides:
+        side.answer(ids, WARM_UP_TOKENS, plan.sampling)
+
+
+def _prompt(
+    runtime: Runtime, plan: Plan, task: _Task, done: dict[tuple[str, str, int, int], Trial]
+) -> list[int]:
+    """The ids that every side is given; earlier turns were answered by plain decoding."""
+    if task.prompt is None:
+        assert task.context is not None
+        if task.context + plan.max_tokens > runtime.context_size:
+            raise ConfigError(
+                f"a context of {runtime.context_size} tokens can't hold {task.context} and an "
+                f"answer of {plan.max_tokens}: raise --ctx-size or leave that length out"
+            )
+        return long_prompt(lambda text: _encode(runtime, [Message("user", text)]), task.context)
+    messages: list[Message] = []
+    for turn, text in enumerate(task.prompt.turns[: task.turn + 1]):
+        messages.append(Message("user", text))
+        if turn < task.turn:
+            answer = done[plan.pair, task.name, turn, task.repeat].answer(PLAIN)
+            messages.append(Message("assistant", answer.text if answer else ""))
+    return _encode(runtime, messages)
+
+
+def _encode(runtime: Runtime, messages: Sequence[Message]) -> list[int]:
+    return list(runtime.encode_messages(messages))
+
+
+def _trial(
+    runtime: Runtime, sides: Sequence[Side], plan: Plan, task: _Task, ids: list[int]
+) -> Trial:
+    sampling = plan.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=sampling.seed + task.repeat)
+    answers: list[Answer] = []
+    for side in sides:
+        if task.context is not None and isinstance(side, RuntimeSide):
+            # What was read stays: a long text's first pass would take minutes on each side.
+            answers.append(side.answer(ids, plan.max_tokens, sampling, read=True))
+        else:
+            answers.append(side.answer(ids, plan.max_tokens, sampling))
+    return Trial(
+        pair=plan.pair,
+        prompt=task.name,
+        category=task.category,
+        turn=task.turn,
+        repeat=task.repeat,
+        prompt_tokens=len(ids),
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
+        answers=_compared(runtime, ids, answers, sampling),
+        context=task.context,
+    )
+
+
+def _compared(
+    runtime: Runtime, ids: list[int], answers: list[Answer], sampling: SamplingParams
+) -> list[Answer]:
+    """The answers, each with where it differs from plain's."""
+    plain = next(answer for answer in answers if answer.side == PLAIN)
+    return [
+        answer
+        if answer is plain
+        else replace(
+            answer,
+            difference=difference(runtime, ids, plain.tokens, answer.tokens, sampling),
+        )
+        for answer in answers
+    ]

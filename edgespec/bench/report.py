@@ -1,0 +1,267 @@
+"""The report: one HTML page with everything in it, pictures as SVG, no scripts.
+
+Invariant: the page refers to nothing outside itself, and every figure on it comes from the rows
+that the terminal's table shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from itertools import chain
+
+from edgespec.bench import charts
+from edgespec.bench.protocol import CONTEXT
+from edgespec.bench.record import Pair, Results
+from edgespec.bench.sides import PLAIN
+from edgespec.bench.stats import Interval, Spread
+from edgespec.bench.summary import ALL, best_side, categories, contexts, row
+from edgespec.bench.table import HEAD, cells, split_sides, verdicts
+
+NOT_REPORTED = "Energy: this system doesn't report it, or lets only the superuser read it."
+
+
+def render(results: Results) -> str:
+    """The whole page."""
+    style = (resources.files("edgespec.bench") / "report.css").read_text("utf-8")
+    title = "edgespec bench: " + ", ".join(results.pairs)
+    body = "\n".join(chain(_head(results), *(_pair(results, pair) for pair in results.pairs)))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n{_method()}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(results: Results) -> Iterator[str]:
+    yield "<h1>Speculation against plain decoding</h1>"
+    if not results.runs:
+        return
+    run = results.runs[-1]
+    memory = run.machine.get("memory_bytes")
+    gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
+    machine = f"{run.machine.get('cpu')}, {run.machine.get('usable_cpus')} usable CPUs{gib}"
+    yield (
+        f'<p class="muted">{escape(machine)}, {escape(str(run.machine.get("system")))} · '
+        f"{escape(versions)} · {escape(run.began[:10])}</p>"
+    )
+
+
+def _pair(results: Results, pair: str) -> Iterator[str]:
+    own, peers = split_sides(results.sides(pair))
+    sides = [side for side in own if side != PLAIN]
+    yield f"<section>\n<h2>{escape(pair)}</h2>"
+    yield f'<p class="lead">{escape(_lead(results, pair, sides))}</p>'
+    yield from (f"<p>{escape(sentence)}</p>" for sentence in verdicts(results, pair))
+    if _rated(results, pair):
+        yield from _section(
+            "Speed against plain decoding",
+            "Tokens per second over plain's, decoding alone: the geometric mean over prompts, with "
+            "a 95% interval. To the right of 1 is faster.",
+            _ratios(results, pair, sides),
+        )
+        yield from _section(
+            "Tokens a round",
+            "Accepted draft tokens and the target's own one; plain decoding has 1.",
+            _accepted(results, pair, sides),
+        )
+    yield from _costs(results, pair)
+    yield from _split(results, pair, own)
+    yield from _lengths(results, pair, own)
+    yield from _peers(results, pair, sides, peers)
+    yield from _energy(results, pair, results.sides(pair))
+    yield from _details(results, pair)
+    yield "</section>"
+
+
+def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
+    """The outcome in a sentence or two."""
+    sentences = []
+    last = categories(results, pair)[-1:] or [ALL]
+    for side in sides:
+        found = row(results, pair, side, last[0])
+        if found is None or found.ratio is None or found.tokens_per_second is None:
+            continue
+        sentences.append(
+            f"{side} decodes {found.ratio.center:.2f} times as fast as plain{_sure(found.ratio)}, "
+            f"{found.tokens_per_second.median:.1f} tokens a second in the median."
+        )
+    return " ".join(sentences) or "Nothing was measured yet."
+
+
+def _sure(ratio: Interval) -> str:
+    if ratio.low is None or ratio.high is None:
+        return " (one prompt, so nobody knows how surely)"
+    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} prompts)"
+
+
+def _rated(results: Results, pair: str) -> bool:
+    return any(t.pair == pair and t.category != CONTEXT for t in results.trials)
+
+
+def _section(heading: str, words: str, picture: str) -> Iterator[str]:
+    yield f"<h3>{escape(heading)}</h3>"
+    yield f'<p class="muted">{escape(words)}</p>'
+    yield f"<figure>{picture}</figure>"
+
+
+def _ratios(results: Results, pair: str, sides: Sequence[str]) -> str:
+    rows = {
+        category: {
+            side: (found.ratio, charts.note(found.ratio, _speed(found.tokens_per_second)))
+            for side in sides
+            if (found := row(results, pair, side, category)) and found.ratio
+        }
+        for category in categories(results, pair)
+    }
+    return charts.intervals("speed against plain by category", rows, sides, "plain")
+
+
+def _speed(value: Spread | None) -> str:
+    return "" if value is None else f"{value.median:.1f} tok/s"
+
+
+def _accepted(results: Results, pair: str, sides: Sequence[str]) -> str:
+    rows = {
+        category: {
+            side: found.mean_accepted_length
+            for side in sides
+            if (found := row(results, pair, side, category)) and found.mean_accepted_length
+        }
+        for category in categories(results, pair)
+    }
+    return charts.accepted_lengths(rows, sides)
+
+
+def _costs(results: Results, pair: str) -> Iterator[str]:
+    costs = [c for c in results.costs if c.pair == pair and c.seconds]
+    if not any(c.role == "target" and c.seconds.get("1") for c in costs):
+        return
+    behind = costs[0].behind
+    yield from _section(
+        "What a pass costs",
+        f"A pass over several tokens, in passes over one, behind a text of {behind} tokens: "
+        "medians and quartiles. Along the dotted line checking saves nothing.",
+        charts.cost_curve(costs),
+    )
+
+
+def _split(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
+    last = (categories(results, pair) or [ALL])[-1]
+    rows = {
+        side: found.split
+        for side in own
+        if (found := row(results, pair, side, last)) and found.split
+    }
+    if rows:
+        yield from _section(
+            "Where a round's time goes",
+            "The drafters and the planner; the target's pass; choosing tokens from its rows; the "
+            "rest of the loop. All categories together.",
+            charts.time_split(rows),
+        )
+
+
+def _lengths(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
+    measured = contexts(results, pair)
+    rows = {
+        side: {
+            n: found.tokens_per_second
+            for n in measured
+            if (found := row(results, pair, side, CONTEXT, n)) and found.tokens_per_second
+        }
+        for side in own
+    }
+    rows = {side: points for side, points in rows.items() if points}
+    if rows:
+        yield from _section(
+            "Speed over the length of the text",
+            "Decoding behind a text of so many tokens. Speculation should not lose with length.",
+            charts.lengths(rows),
+        )
+    else:
+        yield "<h3>Speed over the length of the text</h3>"
+        yield '<p class="muted">Not measured: <code>--lengths 256,1024,4096</code> does.</p>'
+
+
+def _peers(
+    results: Results, pair: str, sides: Sequence[str], peers: dict[str, list[str]]
+) -> Iterator[str]:
+    if not peers:
+        return
+    names = [*sides, *(f"{peer}, best" for peer in peers)]
+    rows: dict[str, dict[str, tuple[Interval, str]]] = {}
+    for category in categories(results, pair):
+        rows[category] = {}
+        ours = ((side, side) for side in sides)
+        theirs = ((f"{p}, best", best_side(results, pair, s, category)) for p, s in peers.items())
+        for name, side in chain(ours, theirs):
+            found = row(results, pair, side, category) if side else None
+            if side and found and found.ratio and found.tokens_per_second:
+                speed = _speed(found.tokens_per_second)
+                note = f"{side.split('/')[1]}, {speed}" if "/" in side else speed
+                rows[category][name] = (found.ratio, charts.note(found.ratio, note))
+    yield from _section(
+        "Beside other programs",
+        "Tokens per second over edgespec's plain decoding, answered in turn on each prompt. Each "
+        "peer is shown at whichever of its settings was fastest in the category.",
+        charts.intervals("speed beside other programs", rows, names, "edgespec, plain"),
+    )
+
+
+def _energy(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
+    found = {side: row(results, pair, side, ALL) for side in sides}
+    told = {side: r.joules_per_token for side, r in found.items() if r and r.joules_per_token}
+    if told:
+        words = ", ".join(f"{side} {joules:.2f} J" for side, joules in told.items())
+        yield f"<p>Energy a token, the processor's packages, prompt included: {escape(words)}.</p>"
+    else:
+        yield f'<p class="muted">{NOT_REPORTED}</p>'
+
+
+def _details(results: Results, pair: str) -> Iterator[str]:
+    yield "<details>\n<summary>All figures</summary>"
+    rows = list(cells(results, pair, results.sides(pair)))
+    yield from _table(HEAD, rows)
+    yield "</details>"
+    yield "<details>\n<summary>Files, settings, commands</summary>"
+    yield from _table(("", ""), list(_conditions(results, pair)))
+    yield "</details>"
+
+
+def _conditions(results: Results, pair: str) -> Iterator[tuple[str, str]]:
+    conditions: Pair = results.pairs[pair]
+    for role, model in (("target", conditions.target), *(("drafter", d) for d in
+                        conditions.drafters)):  # fmt: skip
+        yield role, f"{model.get('name')}, {model.get('bytes')} bytes, SHA-256 {model['sha256']}"
+    for key, value in conditions.settings.items():
+        yield key.replace("_", " "), str(value)
+    for peer, details in conditions.peers.items():
+        yield peer, str(details)
+    for run in results.runs:
+        yield run.began, " ".join(run.command)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield '<div class="scroll"><table>'
+    if any(head):
+        yield "<tr>" + "".join(f"<th>{escape(cell.lower())}</th>" for cell in head) + "</tr>"
+    for cell_row in rows:
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cell_row) + "</tr>"
+    yield "</table></div>"
+
+
+def _method() -> str:
+    return (
+        "<section>\n<h2>How this was measured</h2>\n"
+        "<p>Batch 1. Each prompt was answered by every side in turn, from empty caches, in an "
+        "order that changes from prompt to prompt. Speed is that of decoding: the first token "
+        "belongs to the prompt, and a drafter's own reading of the prompt counts as decoding. A "
+        "ratio is paired: both sides answered the same prompt one after the other. Intervals are "
+        "Student's, over the logarithms of these ratios; they speak of prompts like these on this "
+        "machine. In the tables, a gap is the time between two arrivals of text; a star marks "
+        "texts that part from plain's at a near-tie which rounding explains.</p>\n</section>"
+    )

@@ -1,0 +1,223 @@
+"""Measure speculation against plain decoding, and other programs: `edgespec bench`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edgespec.errors import ConfigError
+from edgespec.options import count
+
+if TYPE_CHECKING:
+    from edgespec.bench.record import Results
+
+OUT = "edgespec-bench"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure speculation against plain decoding, prompt by prompt",
+        description="Answer prompts with and without speculation, in turn on each prompt, and "
+        "report speeds with intervals, by category. A measurement that was stopped goes on when "
+        "the same command is given again.",
+    )
+    parser.add_argument("pairs", nargs="*", metavar="PAIR", help="pairs that `models` lists")
+    parser.set_defaults(command=run)
+    _add_models(parser.add_argument_group("models"))
+    _add_measurement(parser.add_argument_group("measurement"))
+    _add_results(parser.add_argument_group("results"))
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--target", metavar="PATH", help="a model file instead of a pair")
+    group.add_argument(
+        "--drafter", action="append", metavar="PATH",
+        help="a model file that drafts for --target, beside lookup",
+    )  # fmt: skip
+    group.add_argument(
+        "--drafters", type=_groups, metavar="LIST",
+        help="choices of drafters to compare, as in `lookup,model,lookup+model` "
+        "(all of the pair's together)",
+    )  # fmt: skip
+    group.add_argument(
+        "--lookahead", type=_lookaheads, default=["auto"], metavar="LIST",
+        help="lookaheads to compare, as in `3,6,auto`; 0 measures plain decoding against itself "
+        "(auto)",
+    )  # fmt: skip
+    group.add_argument(
+        "--ctx-size", type=_positive, metavar="N",
+        help="tokens the context holds (default: the model's own, at most 8192)",
+    )  # fmt: skip
+    group.add_argument(
+        "--threads", type=_positive, metavar="N", help="CPU threads (default: the usable CPUs)"
+    )
+    group.add_argument(
+        "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
+    )
+    group.add_argument(
+        "--peer", action="append", default=[], metavar="SCRIPT[:SETTINGS]",
+        help="another program that answers in turn, through a script of benchmarks/peers; "
+        "SETTINGS, as in `plain,draft-3`, leaves the others out (may be given again)",
+    )  # fmt: skip
+    group.add_argument(
+        "--peer-environments", type=Path, default=Path("peers"), metavar="DIR",
+        help="where the peers' environments are, or are made (./peers)",
+    )  # fmt: skip
+
+
+def _add_measurement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prompts", default="spec-bench", metavar="FILE|NAME",
+        help="`spec-bench`, `human-eval`, or JSON lines with `turns` and `category` (spec-bench)",
+    )  # fmt: skip
+    group.add_argument(
+        "--limit", type=_positive, metavar="N", help="prompts of each category (all)"
+    )
+    group.add_argument(
+        "--turns", action="store_true",
+        help="every turn of a prompt, the earlier ones answered by plain decoding (the first)",
+    )  # fmt: skip
+    group.add_argument(
+        "--tokens", type=_positive, default=128, metavar="N", help="the longest answer (128)"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T",
+        help="0 takes the likeliest token; above, each answer is drawn with --seed (0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=count, default=1, metavar="N",
+        help="of the first repetition, at a temperature above 0 (1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--repeat", type=_positive, default=1, metavar="R", help="how often all is measured (1)"
+    )
+    group.add_argument(
+        "--lengths", type=_lengths, default=[], metavar="LIST",
+        help="measure the speed behind texts of so many tokens too, as in `256,1024,4096` (none)",
+    )  # fmt: skip
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--out", type=Path, default=Path(OUT), metavar="DIR",
+        help=f"where results.jsonl and report.html go (./{OUT})",
+    )  # fmt: skip
+    group.add_argument(
+        "--report", nargs="+", type=Path, metavar="FILE",
+        help="measure nothing: table and report of these results, taken together",
+    )  # fmt: skip
+    group.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A", "B"),
+        help="measure nothing: what got worse from A to B; fails where anything surely did",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    if args.compare:
+        return _compare(*args.compare)
+    from edgespec.bench import record
+
+    if args.report:
+        return _show(record.read(args.report), args.out)
+    return _measure(args)
+
+
+def _measure(args: argparse.Namespace) -> int:
+    from edgespec.bench import prompts
+    from edgespec.bench.driver import Options, begin, named_pairs, run_pair
+    from edgespec.bench.progress import Progress
+    from edgespec.bench.record import Writer
+    from edgespec.console import say
+
+    if args.temperature and args.peer:
+        raise ConfigError("peers are measured greedily: leave --temperature out")
+    pairs = named_pairs(args.pairs, args.target, args.drafter)
+    options = Options(
+        prompts=prompts.load(args.prompts),
+        limit=args.limit,
+        all_turns=args.turns,
+        groups=args.drafters,
+        lookaheads=args.lookahead,
+        temperature=args.temperature,
+        seed=args.seed,
+        max_tokens=args.tokens,
+        repeats=args.repeat,
+        contexts=args.lengths,
+        context_size=args.ctx_size,
+        threads=args.threads,
+        gpu_layers=args.gpu_layers,
+        peers=[_peer(text) for text in args.peer],
+        environments=args.peer_environments,
+    )
+    with Writer(args.out) as writer:
+        begin(writer, ["edgespec", *map(shlex.quote, sys.argv[1:])])
+        try:
+            for pair in pairs:
+                run_pair(pair, options, writer, say, Progress(pair.name))
+        except KeyboardInterrupt:
+            say("", f"{writer.file} keeps what was measured; the same command goes on from there")
+            raise
+        return _show(writer.results, args.out)
+
+
+def _show(results: Results, out: Path) -> int:
+    from edgespec.bench import report, table
+    from edgespec.console import say
+    from edgespec.terminal import printable
+
+    for line in table.lines(results):
+        print(printable(line))
+    file = out / "report.html"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(report.render(results), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"can't write {file}: {error.strerror}") from None
+    say(f"report: {file}")
+    return 0
+
+
+def _compare(a: Path, b: Path) -> int:
+    from edgespec.bench import compare, record
+    from edgespec.terminal import printable
+
+    comparison = compare.compare(record.read([a]), record.read([b]))
+    for line in compare.lines(comparison):
+        print(printable(line))
+    return 1 if comparison.failed else 0
+
+
+def _peer(text: str) -> tuple[Path, list[str] | None]:
+    """A script, and the settings that were chosen behind a colon."""
+    script, colon, chosen = text.rpartition(".py:")
+    if colon:
+        return Path(script + ".py"), [name for name in chosen.split(",") if name]
+    return Path(text), None
+
+
+def _groups(text: str) -> list[tuple[str, ...]]:
+    groups = [tuple(name.strip() for name in group.split("+")) for group in text.split(",")]
+    if not all(all(group) for group in groups) or len(set(groups)) < len(groups):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list like lookup,model,lookup+model")
+    return groups
+
+
+def _lookaheads(text: str) -> list[int | Literal["auto"]]:
+    return ["auto" if part.strip() == "auto" else count(part) for part in text.split(",")]
+
+
+def _lengths(text: str) -> list[int]:
+    return sorted({_positive(part) for part in text.split(",")})
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value

@@ -1,0 +1,559 @@
+"""`edgespec bench`: turns, equal sides, what survives a kill, and the report."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from fakes import FakeSession, fake_model
+from tiny_gguf import write_tiny
+
+from edgespec import Runtime, cli
+from edgespec.bench import prompts, protocol, record, report, table
+from edgespec.bench.curves import cost_curves, medians
+from edgespec.bench.driver import named_pairs
+from edgespec.bench.exactness import difference
+from edgespec.bench.protocol import Plan, measure, order
+from edgespec.bench.record import Answer, Costs, Pair, Run, Trial, Writer
+from edgespec.bench.sides import RuntimeSide, Setting, settings
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import ConfigError
+from edgespec.platform import EnergyMeter, cpu_name
+from edgespec.sampling import GREEDY, SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def fake_runtime(noise: float = 0.3) -> tuple[Runtime, FakeSession, FakeSession]:
+    target = FakeSession(260, bias={257: -9.0, 259: -9.0})
+    draft = FakeSession(260, noise=noise, name="draft")
+    runtime = Runtime(fake_model(target), [LookupDrafter(), ModelDrafter(fake_model(draft))])
+    return runtime, target, draft
+
+
+def plan(**more: object) -> Plan:
+    asked = [prompts.Prompt(f"p{i}", f"kind {i % 2}", (f"Prompt {i}?", "And?")) for i in range(4)]
+    return Plan("pair", asked, 12, **more)  # type: ignore[arg-type]
+
+
+def sides(runtime: Runtime) -> list[RuntimeSide]:
+    chosen = [None, Setting(("lookup", "model"), 3), Setting(("model",), 2)]
+    return [RuntimeSide(runtime, setting) for setting in chosen]
+
+
+# ------------------------------------------------------------------------------- the protocol
+
+
+def test_sides_take_turns_evenly() -> None:
+    """Over a cycle each stands equally often at every place, and before each of the others."""
+    for count in (2, 3, 5):
+        names = list(range(count))
+        orders = [order(names, i) for i in range(2 * count)]  # type: ignore[arg-type]
+        for place in range(count):
+            assert sorted(o[place] for o in orders) == sorted(2 * names)
+        for a in names:
+            for b in names:
+                before = sum(o.index(a) < o.index(b) for o in orders)
+                assert a == b or before == count
+
+
+def test_every_answer_begins_from_nothing(tmp_path: Path) -> None:
+    """Each side reads the whole prompt each time, and plain never touches a drafter."""
+    runtime, target, draft = fake_runtime()
+    plain, both, model = sides(runtime)
+    ids = runtime.encode_messages([protocol.Message("user", "Hello, hello, hello!")])
+    for side in (plain, both, plain, both, model):
+        target.passes.clear()
+        draft.passes.clear()
+        answer = side.answer(ids, 12, GREEDY)
+        assert target.passes[0] == (len(ids), 1)
+        if side is plain:
+            assert draft.passes == [] and set(target.passes[1:]) == {(1, 1)}
+            assert (answer.drafted, answer.rounds) == (0, 11)
+        elif side is model:
+            assert draft.passes[0][0] == len(ids) + 1  # the first token came without it
+            assert answer.drafted
+    assert answer.arrivals[0][1] >= 1 and sum(n for _, n in answer.arrivals) == 12
+
+
+def test_a_measurement_and_what_it_holds(tmp_path: Path) -> None:
+    runtime, *_ = fake_runtime()
+    told: list[tuple[int, int, str, float | None]] = []
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(repeats=2), writer, lambda *t: told.append(t))
+    trials = record.read([tmp_path]).trials
+    assert [(t.prompt, t.repeat) for t in trials] == [
+        (f"p{i}", r) for r in range(2) for i in range(4)
+    ]
+    for trial in trials:
+        names = ["plain", "lookup+model:3", "model:2"]
+        assert sorted(a.side for a in trial.answers) == sorted(names)
+        texts = {tuple(a.tokens) for a in trial.answers}
+        assert len(texts) == 1 and all(a.difference is None for a in trial.answers)
+    assert {tuple(a.side for a in t.answers) for t in trials} != {
+        tuple(a.side for a in trials[0].answers)
+    }
+    assert told[0][:2] == (0, 8) and told[0][3] is None and told[-1][:2] == (8, 8)
+    assert all(left is not None for *_, left in told[1:])
+
+
+def test_later_turns_follow_plains_answer(tmp_path: Path) -> None:
+    runtime, *_ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(all_turns=True), writer)
+        first, second = writer.results.trials[:2]
+    assert (first.turn, second.turn) == (0, 1)
+    answer = first.answer("plain")
+    assert answer
+    messages = [
+        protocol.Message("user", "Prompt 0?"),
+        protocol.Message("assistant", answer.text),
+        protocol.Message("user", "And?"),
+    ]
+    assert second.prompt_tokens == len(runtime.encode_messages(messages))
+
+
+def test_lengths_keep_the_text_that_was_read(tmp_path: Path) -> None:
+    runtime, target, _ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        short = Plan("pair", [], 8, contexts=(256, 512))
+        measure(runtime, sides(runtime), short, writer)
+        assert [t.context for t in writer.results.trials] == [256, 512]
+        assert all(0.9 * (t.context or 0) <= t.prompt_tokens <= (t.context or 0)
+                   for t in writer.results.trials)  # fmt: skip
+        assert sum(n > 200 for n, _ in target.passes) == 2  # once for each length
+        with pytest.raises(ConfigError, match="raise --ctx-size"):
+            measure(runtime, sides(runtime), Plan("other", [], 8, contexts=(4090,)), writer)
+
+
+def test_sampled_answers_are_drawn_again_with_the_same_seed(tmp_path: Path) -> None:
+    runtime, *_ = fake_runtime()
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(repeats=2, sampling=sampling), writer)
+        trials = writer.results.trials
+    assert all(a.difference is None for t in trials for a in t.answers)
+    assert trials[0].answers[0].tokens != trials[4].answers[0].tokens  # another seed
+
+
+def test_a_difference_is_explained_by_rounding_or_not() -> None:
+    runtime, target, _ = fake_runtime()
+    ids = runtime.encode_messages([protocol.Message("user", "Hello")])
+    plain = RuntimeSide(runtime, None).answer(ids, 8, GREEDY).tokens
+    assert difference(runtime, ids, plain, plain, sampling=GREEDY) is None
+    wrong = [*plain[:3], (plain[3] + 1) % 256, *plain[4:]]
+    found = difference(runtime, ids, plain, wrong, sampling=GREEDY)
+    assert found and (found["token"], found["noise"]) == (3, 0.0)
+    row = sorted(target.row([*ids, *plain[:3]])[:260])
+    assert found["gap"] == pytest.approx(row[-1] - row[-2])
+    assert found["explained"] == (found["gap"] <= 0.02)
+    shorter = difference(runtime, ids, plain, plain[:5], sampling=GREEDY)
+    assert shorter and (shorter["token"], shorter["other"]) == (5, None)
+    target._bias = {plain[3]: 0.0}  # now two tokens are all but equal
+    near = target.row([*ids, *plain[:3]])
+    near[wrong[3]] = near[plain[3]] - 0.001
+    tie = difference(runtime, ids, plain, wrong, sampling=GREEDY)
+    assert tie and tie["explained"] and tie["gap"] < 0.02
+
+
+def test_settings() -> None:
+    made = settings([("lookup",), ("lookup", "model")], [0, 3, "auto"])
+    assert [s.name for s in made] == [
+        "plain again", "lookup:3", "lookup+model:3", "lookup:auto", "lookup+model:auto",
+    ]  # fmt: skip
+    runtime, *_ = fake_runtime()
+    with pytest.raises(ConfigError, match="no drafter 'nobody'"):
+        RuntimeSide(runtime, Setting(("nobody",), 3))
+
+
+def test_cost_curves() -> None:
+    runtime, target, draft = fake_runtime()
+    ticks = iter(range(10**6))
+    found = cost_curves(
+        runtime, "pair", sizes=(1, 4), behind=8, turns=3, clock=lambda: float(next(ticks))
+    )
+    assert [(c.role, c.model) for c in found] == [("target", "fake"), ("drafter", "draft")]
+    assert found[0].seconds == {"1": [1.0] * 3, "4": [1.0] * 3} and medians(found[1])[1] == 1.0
+    assert target.length == draft.length == 0
+    assert (4, 4) in target.passes and (4, 1) in draft.passes
+
+
+# ------------------------------------------------------------------------------ what survives
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_kill_at_any_byte_costs_the_trial_under_way(tmp_path: Path) -> None:
+    runtime, *_ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(), writer)
+    whole = (tmp_path / record.FILE).read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    around = {0, *ends, *(e - 1 for e in ends), *(e + 1 for e in ends[:-1])}
+    for cut in sorted(around | set(range(0, len(whole), 97))):
+        (tmp_path / record.FILE).write_bytes(whole[:cut])
+        with Writer(tmp_path) as writer:
+            kept = len(writer.results.trials)
+            assert kept == sum(end <= cut for end in ends)
+        assert (tmp_path / record.FILE).read_bytes() == whole[: max([0, *ends[:kept]])]
+    (tmp_path / record.FILE).write_bytes(whole[: ends[1] + 40])
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(), writer)
+    again = record.read([tmp_path]).trials
+    assert [t.prompt for t in again] == ["p0", "p1", "p2", "p3"]
+    assert [[a.tokens for a in sorted(t.answers, key=lambda a: a.side)] for t in again] == [
+        [a["tokens"] for a in sorted(json.loads(line)["answers"], key=lambda a: a["side"])]
+        for line in whole.splitlines()
+    ]
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    runtime, target, _ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), plan(), writer)
+        target.passes.clear()
+        measure(runtime, sides(runtime), plan(), writer)
+        assert target.passes == []  # not even warmed up
+        measure(runtime, sides(runtime), plan(repeats=2), writer)
+        assert len(writer.results.trials) == 8
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    odd = Answer("plain", [1], "half \ud800 and é\n", "end", None, 0.0, arrivals=[(0.5, 1)])
+    written = [
+        Run("2026-01-01", ["edgespec", "bench"], {"cpu": "x"}, {"python": "3"}),
+        Pair("p", {"name": "t", "bytes": 1, "sha256": "0"}, [], {"threads": 1}, ["plain"]),
+        Costs("p", "t", "target", 256, {"1": [0.1]}),
+        Trial("p", "a", "c", 0, 0, 3, "now", [odd]),
+    ]
+    with Writer(tmp_path) as writer:
+        for entry in written:
+            writer.append(entry)  # type: ignore[arg-type]
+    found = record.read([tmp_path])
+    assert [found.runs[0], found.pairs["p"], found.costs[0]] == written[:3]
+    assert found.trials[0].answers[0].text == "half ? and é\n"
+    line = json.loads((tmp_path / record.FILE).read_text("utf-8").splitlines()[3])
+    line["answers"][0]["of_a_later_version"] = line["later"] = 1
+    (tmp_path / "later.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert asdict(record.read([tmp_path / "later.jsonl"]).trials[0].answers[0])["tokens"] == [1]
+
+
+@pytest.mark.parametrize("line", ["{", '{"kind": "song"}', "[]", '{"kind": "trial"}', "\xff"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(b"\n" + line.encode("latin-1") + b"\n")
+    with pytest.raises(ConfigError, match="line 2, is no result"):
+        record.read([file])
+
+
+# ----------------------------------------------------------------------------------- prompts
+
+
+def test_the_prompts_that_come_along() -> None:
+    bench, code = prompts.load("spec-bench"), prompts.load("human-eval")
+    assert len(bench.prompts) == 74 and len(code.prompts) == 15
+    assert len({p.category for p in bench.prompts}) == 13
+    limited = bench.limited(1)
+    assert len(limited) == 13 and len({p.category for p in limited}) == 13
+    everything = bench.limited(None)
+    assert len(everything) == 74 and len({p.category for p in everything[:13]}) == 13
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "can't read"),
+        ("", "holds no prompts"),
+        ("[1]", "holds no prompts"),
+        ('{"turns": []}', "holds no prompts"),
+        ('{"turns": "one"}', "holds no prompts"),
+        ('{"turns": [" "]}', "holds no prompts"),
+        ('{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}', "the same id"),
+    ],
+)
+def test_files_that_hold_no_prompts(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "p.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        prompts.load(str(tmp_path / "p.jsonl"))
+
+
+def test_a_file_without_categories(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"turns": ["a"]}\n\n{"turns": ["b"]}\n', encoding="utf-8")
+    found = prompts.load(str(tmp_path / "p.jsonl"))
+    assert [(p.name, p.category) for p in found.prompts] == [
+        ("line 1", "prompts"), ("line 3", "prompts"),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ energy
+
+
+def test_energy(tmp_path: Path) -> None:
+    assert EnergyMeter(tmp_path).joules() is None
+    folder = tmp_path / "sys/class/powercap"
+
+    def zone(name: str, kind: str, energy: int) -> None:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "name").write_text(kind + "\n", encoding="utf-8")
+        (folder / name / "energy_uj").write_text(f"{energy}\n", encoding="utf-8")
+        (folder / name / "max_energy_range_uj").write_text("10000000\n", encoding="utf-8")
+
+    zone("intel-rapl:0", "package-0", 9_000_000)
+    zone("intel-rapl:1", "package-1", 0)
+    zone("intel-rapl:0:0", "core", 0)  # a part of package 0
+    meter = EnergyMeter(tmp_path)
+    assert meter.joules() == 0
+    zone("intel-rapl:0", "package-0", 2_000_000)  # began again at 10
+    zone("intel-rapl:1", "package-1", 500_000)
+    zone("intel-rapl:0:0", "core", 400_000)
+    assert meter.joules() == pytest.approx(3.5)
+    zone("intel-rapl:0", "package-0", 2_500_000)
+    assert meter.joules() == pytest.approx(4.0)
+    (folder / "intel-rapl:1/energy_uj").unlink()  # not to be read any more
+    assert meter.joules() is None
+    assert cpu_name()
+
+
+# ------------------------------------------------------------------------------------ report
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order, and collects what refers to something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.tags: set[str] = set()
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.references += [f"{n}={v}" for n, v in attrs if n in ("src", "href", "xlink:href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def many(tmp_path: Path) -> record.Results:
+    """Results with peers, lengths, energy and names that want escaping."""
+    runtime, *_ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        writer.append(Run("2026-01-01T00:00:00", ["edgespec", "<b>"], {"cpu": "A&B"}, {"x": "1"}))
+        names = ["plain", "lookup+model:3", "model:2", "peer<i>/draft-1"]
+        model = {"name": "<t>.gguf", "bytes": 1, "sha256": "ab"}
+        writer.append(Pair("pair", model, [model], {"threads": 1}, names))
+        for costs in cost_curves(runtime, "pair", sizes=(1, 2, 3), turns=2):
+            writer.append(costs)
+        measure(runtime, sides(runtime), plan(contexts=(256, 512)), writer)
+        for trial in writer.results.trials:
+            trial.answers.append(Answer(names[3], [1, 2], "", "length", 0.1, 0.001, joules=1.0))
+        return writer.results
+
+
+def test_the_report_is_whole_and_refers_to_nothing(tmp_path: Path) -> None:
+    results = many(tmp_path)
+    html = report.render(results)
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert page.open == [] and page.references == [] and "script" not in page.tags
+    assert not re.search(r"https?:|url\(|@import|<link|<img", html)
+    assert "prefers-color-scheme: dark" in html
+    for word in ("kind 0", "kind 1", "all", "lookup+model:3", "peer<i>", "A&B", "<t>.gguf"):
+        assert word in page.words, word
+    pictures = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
+    assert len(pictures) == 6
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        for element in root.iter():
+            for key in ("x", "x1", "x2", "cx"):
+                assert -1 <= float(element.get(key, 0)) <= width + 1, element.attrib
+            for key in ("y", "y1", "y2", "cy"):
+                assert -1 <= float(element.get(key, 0)) <= height + 1, element.attrib
+    ratios = ElementTree.fromstring(pictures[0])
+    shown = "".join(ratios.itertext())
+    assert all(name in shown for name in ("kind 0", "kind 1", "all", "model:2"))
+    assert " to " in shown  # intervals, in figures too
+
+
+def test_a_report_of_little(tmp_path: Path) -> None:
+    """One prompt has no interval; a pair that was never answered has nothing."""
+    runtime, *_ = fake_runtime()
+    with Writer(tmp_path) as writer:
+        writer.append(Pair("empty", {"name": "x", "bytes": 1, "sha256": "0"}, [], {}, ["plain"]))
+        assert "Nothing was measured yet" in report.render(writer.results)
+        assert list(table.lines(writer.results))
+    other = tmp_path / "one"
+    with Writer(other) as writer:
+        writer.append(Pair("pair", {"name": "x", "bytes": 1, "sha256": "0"}, [], {}, ["plain"]))
+        alone = Plan("pair", plan().prompts[:1], 12)
+        measure(runtime, sides(runtime), alone, writer)
+        assert "one prompt" in report.render(writer.results)
+        assert any("one prompt" in line for line in table.lines(writer.results))
+
+
+def test_the_table_says_when_texts_differ(tmp_path: Path) -> None:
+    results = many(tmp_path)
+    assert "every answer of edgespec has plain's text" in list(table.lines(results))
+    trial = results.trials[0]
+    answer = trial.answer("model:2")
+    assert answer
+    answer.difference = {"token": 1, "explained": False}
+    assert any(line.startswith("NOT EXACT: 1 of 4") for line in table.lines(results))
+    answer.difference = {"token": 1, "explained": True}
+    assert any("3 of 4 texts are plain's; 1 part" in line for line in table.lines(results))
+
+
+# ------------------------------------------------------------------------------- command line
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str, str]:
+    try:
+        code = cli.main([*map(str, args)])
+    except SystemExit as left:
+        code = int(left.code or 0)
+    return (code, *capsys.readouterr())
+
+
+PEER = """
+import json, sys
+if "--make" in sys.argv:
+    print(sys.executable)
+else:
+    hello = json.loads(sys.stdin.readline())
+    print(json.dumps({"settings": hello["settings"] or ["plain", "fast"], "versions": {"it": "1"}}))
+    sys.stdout.flush()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["setting"] == "broken":
+            print("this is no reply")
+        else:
+            n = asked["max_tokens"]
+            print(json.dumps({"tokens": asked["ids"][:n], "finish_reason": "length",
+                              "ttft_seconds": 0.5, "decode_seconds": 0.25}))
+        sys.stdout.flush()
+"""
+
+
+def test_a_measurement_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    drafter = write_tiny(tmp_path / "b.gguf", context=512, seed=1)
+    (tmp_path / "my_peer.py").write_text(PEER, encoding="utf-8")
+    (tmp_path / "p.jsonl").write_text(
+        '{"category": "one", "turns": ["Hi."]}\n{"category": "one", "turns": ["Ho."]}\n',
+        encoding="utf-8",
+    )
+    out = tmp_path / "out"
+    args: Sequence[str | Path] = [
+        "bench", "--target", target, "--drafter", drafter, "--drafters", "lookup,lookup+model",
+        "--lookahead", "2", "--prompts", tmp_path / "p.jsonl", "--tokens", "6", "--threads", "1",
+        "--ctx-size", "256", "--peer", f"{tmp_path / 'my_peer.py'}:fast",
+        "--peer-environments", tmp_path, "--out", out,
+    ]  # fmt: skip
+    code, shown, err = in_process(capsys, *args)
+    assert code == 0, err
+    assert "one" in shown and "lookup+model:2" in shown and "fast" in shown
+    assert "2 of 2 prompts answered by all sides" in err
+    found = record.read([out])
+    (pair,) = found.pairs.values()
+    assert pair.sides == ["plain", "lookup:2", "lookup+model:2", "my-peer/fast"]
+    assert len(pair.target["sha256"]) == 64 and pair.drafters[0]["name"] == "b.gguf"
+    assert found.runs[0].command[0] == "edgespec" and found.runs[0].versions["edgespec"]
+    assert len(found.trials) == 2 and all(len(t.answers) == 4 for t in found.trials)
+    assert (out / "report.html").stat().st_size > 10_000
+    size = (out / record.FILE).stat().st_size
+    assert in_process(capsys, *args)[0] == 0  # nothing to do but to say so
+    assert (out / record.FILE).stat().st_size == size
+    code, _, err = in_process(capsys, *args, "--tokens", "7")
+    assert code == 1 and "max_tokens was 6, is 7" in err and "choose another --out" in err
+    code, shown, _ = in_process(capsys, "bench", "--compare", out, out)
+    assert code == 0 and "0 regressions" in shown
+    again = tmp_path / "again"
+    assert in_process(capsys, "bench", "--report", out, "--out", again)[0] == 0
+    assert (again / "report.html").read_text("utf-8") == (out / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["--drafter", "x.gguf"], 1, "goes with --target"),
+        (["nobody"], 1, "nobody"),
+        (["smollm2", "smollm2"], 1, "named twice"),
+        (["--prompts", "none.jsonl"], 1, "can't read the prompts"),
+        (["--peer", "x.py", "--temperature", "1"], 1, "greedily"),
+        (["--compare", "none", "none"], 1, "can't read the results"),
+        (["--lookahead", "many"], 2, "usage"),
+        (["--drafters", "a,,b"], 2, "no list"),
+        (["--tokens", "0"], 2, "below 1"),
+    ],
+)
+def test_what_makes_no_sense(
+    args: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got, out, err = in_process(capsys, "bench", "--out", tmp_path / "o", *args)
+    assert (got, out) == (code, "") and says in err
+
+
+def test_names_of_pairs_that_are_files() -> None:
+    def name(*files: str) -> str:
+        return named_pairs([], files[0], files[1:])[0].name
+
+    assert name("a/qwen2.5-coder.gguf", "b/small-q4.gguf") == "qwen2.5-coder+small-q4"
+    assert name("a/qwen2.5-int4/model.onnx") == name("a/qwen2.5-int4") == "qwen2.5-int4"
+
+
+def test_peers_that_fail_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "broken.py").write_text(PEER, encoding="utf-8")
+    (tmp_path / "absent.py").write_text("import sys; sys.exit(3)", encoding="utf-8")
+    for script, says in (
+        ("broken.py:broken", "broken ended or made no sense"),
+        ("absent.py", "absent could not be installed"),
+        ("none.py", "no peer script"),
+    ):
+        code, _, err = in_process(
+            capsys, "bench", "--target", target, "--lookahead", "1", "--limit", "1", "--threads",
+            "1", "--tokens", "2", "--peer", tmp_path / script, "--out", tmp_path / f"o{script[:4]}",
+        )  # fmt: skip
+        assert code == 1 and says in err.splitlines()[-1], err
+
+
+def test_peer_scripts_need_the_standard_library_alone() -> None:
+    """They start in environments that hold nothing of ours, and import their own only to load."""
+    import ast
+
+    folder = Path(__file__).parents[1] / "benchmarks/peers"
+    scripts = sorted(folder.glob("*.py"))
+    assert len(scripts) >= 5
+    for script in scripts:
+        for node in ast.parse(script.read_text("utf-8")).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            tops = {name.split(".")[0] for name in names}
+            assert tops <= sys.stdlib_module_names | {"common"}, script

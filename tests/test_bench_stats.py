@@ -1,0 +1,222 @@
+"""Intervals that hold as often as they say, and comparisons that find what changed and no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.bench import compare
+from edgespec.bench.record import Answer, Pair, Results, Trial
+from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
+from edgespec.bench.summary import ALL, best_side, categories, contexts, row
+from edgespec.errors import ConfigError
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),  # printed tables of Student's distribution, two-sided 95%
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (10, 2.2281), (73, 1.9930)],
+)
+def test_students_quantiles(freedom: int, quantile: float) -> None:
+    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=6e-5)
+    assert t_cdf(t_quantile(0.999, freedom), freedom) == pytest.approx(0.999)
+    assert t_cdf(0.0, freedom) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("pairs", "noise", "least", "most"),
+    [
+        # Normal noise: of 2,000 intervals 95% hold, with a standard deviation of 0.49%; five of
+        # those are exceeded once in 1.7 million runs of a right formula.
+        (2, lambda rng, n: rng.normal(0, 0.1, n), 0.9256, 0.9744),
+        (5, lambda rng, n: rng.normal(0, 0.1, n), 0.9256, 0.9744),
+        (20, lambda rng, n: rng.normal(0, 0.1, n), 0.9256, 0.9744),
+        # Skewed noise (exponential, mean taken off) costs coverage: 5 pairs keep 88%, 74 keep 94%.
+        (5, lambda rng, n: rng.exponential(0.1, n) - 0.1, 0.85, 0.97),
+        (74, lambda rng, n: rng.exponential(0.1, n) - 0.1, 0.915, 0.97),
+    ],
+)
+def test_intervals_hold_as_often_as_they_say(
+    pairs: int, noise: Noise, least: float, most: float
+) -> None:
+    rng = np.random.default_rng(pairs)
+    truth, runs, held = math.log(1.5), 2000, 0
+    for _ in range(runs):
+        found = ratio_interval((truth + noise(rng, pairs)).tolist())
+        assert found and found.low and found.high
+        held += found.low <= 1.5 <= found.high
+    assert least <= held / runs <= most
+
+
+def test_small_things() -> None:
+    assert ratio_interval([]) is None and spread([]) is None
+    one = ratio_interval([math.log(2)])
+    assert one and (one.center, one.low, one.high, one.pairs) == (pytest.approx(2), None, None, 1)
+    assert str(one) == "2.00"
+    same = ratio_interval([math.log(2)] * 3)
+    assert same and same.low == pytest.approx(2) and same.high == pytest.approx(2)
+    assert percentile([3, 1, 2], 0.5) == 2 and percentile([1, 2], 0.95) == pytest.approx(1.95)
+    middle = spread([5, 1, 3, 2, 4])
+    assert middle and (middle.low, middle.median, middle.high) == (2, 3, 4)
+
+
+# -------------------------------------------------------------------------------- from trials
+
+
+def answer(side: str, seconds: float, tokens: int = 21, **more: object) -> Answer:
+    made = Answer(
+        side, list(range(tokens)), "", "length", 0.5, seconds,
+        arrivals=[(0.5, 1), (0.5 + seconds, tokens - 1)], rounds=tokens - 1, drafted=0, accepted=0,
+        draft_seconds=0.0, check_seconds=0.8 * seconds, sample_seconds=0.1 * seconds,
+    )  # fmt: skip
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def results(trials: list[Trial], sides: list[str]) -> Results:
+    made = Results(trials=trials)
+    made.pairs["p"] = Pair("p", {"sha256": "1"}, [], {"threads": 2}, sides)
+    return made
+
+
+def measured(
+    seed: int,
+    *,
+    prompts: int = 60,
+    noise: float = 0.05,
+    drift: float = 0.0,
+    side: float = 1.0,
+    plain: float = 1.0,
+    difference: dict[str, object] | None = None,
+) -> Results:
+    """Five categories; the side is 1.6 times as fast on average, prompts differing by a factor.
+
+    `side` and `plain` multiply their seconds, `drift` is how much slower the machine is all along.
+    """
+    texts = np.random.default_rng(1)  # the same in every measurement
+    rng = np.random.default_rng(seed)
+    trials = []
+    for i in range(prompts):
+        gain, base = 1.6 * math.exp(texts.normal(0, 0.4)), 4 * math.exp(texts.normal(0, 0.2))
+        base *= (1 + drift) * math.exp(rng.normal(0, noise))
+        seconds = base / gain * math.exp(rng.normal(0, noise))
+        trials.append(
+            Trial(
+                "p",
+                f"prompt {i}",
+                f"kind {i % 5}",
+                0,
+                0,
+                50,
+                "",
+                [
+                    answer("plain", base * plain),
+                    answer(
+                        "lookup:auto", seconds * side, difference=difference if i == 3 else None
+                    ),
+                ],
+            )
+        )
+    return results(trials, ["plain", "lookup:auto"])
+
+
+def test_a_planted_regression_is_found() -> None:
+    before = measured(10)
+    slower = compare.compare(before, measured(11, side=1.1))
+    assert slower.failed
+    assert ("lookup:auto", ALL) in {(c.side, c.category) for c in slower.regressions}
+    worst = next(c for c in slower.regressions if c.category == ALL)
+    assert worst.interval.low and worst.interval.high
+    assert worst.interval.low < 1 / 1.1 < worst.interval.high < 0.99
+    assert any(
+        line.startswith("REGRESSION: p, lookup:auto, all: speed against plain is 0.9")
+        for line in compare.lines(slower)
+    )
+    faster = compare.compare(before, measured(11, side=1 / 1.1))
+    assert not faster.failed
+    assert any(line.startswith("better: p, lookup:auto, all") for line in compare.lines(faster))
+
+
+def test_a_slower_plain_path_is_found_although_ratios_flatter_it() -> None:
+    found = compare.compare(measured(10), measured(11, plain=1.15, side=1.15))
+    assert {c.side for c in found.regressions} == {"plain"}
+
+
+def test_noise_and_a_slow_day_are_no_regression() -> None:
+    """All intervals hold at once with 95%, and only one end of each can cry wolf.
+
+    So of 60 comparisons of equals 1.5 do at most; more than 6 come by chance less than once in
+    1,000 such tests. The noise is large, lest the tolerance hide what the intervals do.
+    """
+    alarms = sum(
+        compare.compare(measured(i, noise=0.2), measured(1000 + i, noise=0.2, drift=0.03)).failed
+        for i in range(60)
+    )
+    assert alarms <= 6
+
+
+def test_lost_exactness_is_a_regression() -> None:
+    wrong = {"token": 3, "plain": 1, "other": 2, "gap": 2.0, "noise": 0.0, "explained": False}
+    found = compare.compare(measured(1), measured(2, difference=wrong))
+    assert found.failed and "1 of 60 answers differ" in found.inexact[0]
+    assert not compare.compare(
+        measured(1), measured(2, difference={**wrong, "explained": True})
+    ).failed
+
+
+def test_nothing_in_common() -> None:
+    other = measured(1)
+    other.pairs = {"q": other.pairs["p"]}
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compare.compare(measured(1), other)
+
+
+def test_what_a_row_counts() -> None:
+    fast = answer(
+        "lookup:3", 1.0, rounds=5, drafted=30, accepted=15, finish_reason="end", joules=30.0,
+        drafters={"lookup": {"rounds": 5, "drafted": 30, "accepted": 15}},
+    )  # fmt: skip
+    repeated = [
+        Trial("p", "a", "x", 0, r, 9, "", [answer("plain", s), fast])
+        for r, s in enumerate((2.0, 4.0, 300.0))  # a median, so that one bad moment is no figure
+    ]
+    other = Trial("p", "b", "y", 0, 0, 9, "", [answer("plain", 8.0), fast])
+    long = Trial("p", "context 64", "context", 0, 0, 64, "", [answer("plain", 1e9), fast], 64)
+    made = results([*repeated, other, long], ["plain", "lookup:3"])
+    assert categories(made, "p") == ["x", "y", ALL] and contexts(made, "p") == [64]
+    one = row(made, "p", "lookup:3", "x")
+    assert one and one.ratio and (one.prompts, one.answers, one.ratio.pairs) == (1, 3, 1)
+    assert one.ratio.center == pytest.approx(4.0 / 20 * 21)  # an end token was decoded too
+    assert one.ratio.low is None
+    whole = row(made, "p", "lookup:3", ALL)
+    assert whole and whole.ratio and whole.ratio.pairs == 2
+    assert whole.ratio.center == pytest.approx(math.sqrt(4.2 * 8.4))
+    assert whole.mean_accepted_length == pytest.approx(21 / 5)
+    assert whole.acceptance_rate == 0.5
+    assert whole.joules_per_token == pytest.approx(30 / 21)
+    assert whole.split and whole.split.total == pytest.approx(1.0 / 5)
+    assert whole.split.rest == pytest.approx(0.1 / 5)
+    assert whole.gap_p50 == pytest.approx(1.0)
+    many = Trial(
+        "p", "c", "z", 0, 0, 9, "", [answer("plain", 1.0), answer("it/a", 1.0, first_tokens=11)]
+    )
+    some = row(results([many], ["plain", "it/a"]), "p", "it/a", "z")
+    assert some and some.ratio and some.ratio.center == pytest.approx(0.5)  # 10 tokens, not 20
+    plain = row(made, "p", "plain", ALL)
+    assert plain and plain.ratio is None and plain.joules_per_token is None
+    assert row(made, "p", "nobody", ALL) is None
+
+
+def test_each_peer_at_its_best_in_each_category() -> None:
+    trials = [
+        Trial("p", f"{c} {i}", c, 0, 0, 9, "", [
+            answer("plain", 4.0), answer("it/a", a), answer("it/b", b)])
+        for c, a, b in (("x", 1.0, 2.0), ("y", 3.0, 2.0)) for i in range(2)
+    ]  # fmt: skip
+    made = results(trials, ["plain", "it/a", "it/b"])
+    assert [best_side(made, "p", ["it/a", "it/b"], c) for c in ("x", "y")] == ["it/a", "it/b"]
+    assert best_side(made, "p", ["it/c"], "x") is None
