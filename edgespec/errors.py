@@ -10,6 +10,7 @@
     │   ├── IncompatiblePair   target and drafter don't share their tokens
     │   ├── RollbackError      this model can't forget a part of its cache
     │   └── NumericalError     logits that hold NaN, or nothing to choose from
+    ├── ExportError            a checkpoint that can't become a model file, or not faithfully
     ├── TemplateError          a chat template that can't be rendered, or takes too much
     ├── ContextFull            the text doesn't fit the context
     ├── Busy                   another thread is using this runtime
@@ -59,6 +60,10 @@ class RollbackError(ModelError):
 
 class NumericalError(ModelError):
     """Logits that hold NaN or +inf, or a distribution with no token left in it."""
+
+
+class ExportError(EdgespecError):
+    """A checkpoint that can't be exported, or an exported file that isn't the same model."""
 
 
 class TemplateError(EdgespecError):

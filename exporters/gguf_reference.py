@@ -1,0 +1,73 @@
+"""A checkpoint's logits by transformers, in a process of its own.
+
+Invariant: torch and the whole model live in another process, which is gone when the rows are here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import ExportError
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.fetch.sources import human_bytes
+from edgespec.platform import total_memory
+
+
+def why_not(checkpoint: Checkpoint) -> str | None:
+    """Why transformers can't be asked here, as half a sentence; None where it can."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{missing[0]} isn't installed"
+    need, memory = 4 * checkpoint.parameters, total_memory()
+    if memory is not None and need > memory // 2:
+        return f"the checkpoint takes {human_bytes(need)} in 32 bits, more than half the memory"
+    return None
+
+
+def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The rows after each of `tokens`, (n, V) float32. Raises ExportError where it can't run."""
+    code = "from edgespec.exporters.gguf_reference import main; main()"
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
+        out = Path(folder) / "logits.npy"
+        asked = json.dumps({"path": str(checkpoint.path), "tokens": list(tokens), "out": str(out)})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=asked.encode(),
+            capture_output=True,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+        if done.returncode or not out.is_file():
+            lines = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line]
+            reason = lines[-1].strip().rstrip(".") if lines else f"it ended with {done.returncode}"
+            raise ExportError(f"transformers can't run {checkpoint.source}: {reason}.")
+        rows: npt.NDArray[np.float32] = np.load(out)
+    return rows
+
+
+def main() -> None:
+    """The other process: reads what is asked on stdin, and leaves the rows in a file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    asked = json.load(sys.stdin)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        asked["path"],
+        torch_dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    if found["missing_keys"]:  # it would make them up, and go on
+        sys.exit(f"it finds no {sorted(found['missing_keys'])[0]} in it")
+    model.eval()
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([asked["tokens"]]), use_cache=False).logits[0]
+    np.save(asked["out"], rows.float().numpy())

@@ -1,0 +1,95 @@
+"""A pair's entry for models.toml: to paste, or put into the user's own file.
+
+Invariant: the user's file is either as it was or holds the whole new entry and was read back by
+the registry; nothing else in it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edgespec.errors import ConfigError
+from edgespec.fetch.sources import atomic
+from edgespec.registry import LOOKUP, load_registry, user_models_file
+from edgespec.tomlfile import Document
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that was exported: its file (of an ONNX folder, the .onnx file) and what it is."""
+
+    name: str
+    path: Path
+    format: Literal["gguf", "onnx"]
+    licence: str
+
+
+def pair_entry(name: str, target: Exported, drafters: Sequence[Exported], description: str) -> str:
+    """The TOML text of a pair and its models; lookup drafts first, as it costs nothing."""
+    blocks = [_model(model) for model in (target, *drafters)]
+    names = [LOOKUP, *(model.name for model in drafters)]
+    blocks.append(
+        f"[pairs.{_key(name)}]\n"
+        f"description = {_text(description)}\n"
+        f"target = {_text(target.name)}\n"
+        f"drafters = [{', '.join(map(_text, names))}]\n"
+    )
+    return "\n".join(blocks)
+
+
+def register(entry: str, names: Sequence[str], file: Path | None = None) -> Path:
+    """Append an entry to the user's models.toml and return that file.
+
+    names: of the models and pairs in the entry. file: instead of the user's own.
+    Raises ConfigError where one of them is there already, or where the file can't be used.
+    """
+    file = file or user_models_file()
+    refuse_taken(names, file)
+    before = Document(file).text if file.is_file() else ""
+    separator = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(file) as part:
+            part.write_text(before + separator + entry, encoding="utf-8")
+            load_registry(part)  # or the next start would complain
+    except OSError as error:
+        raise ConfigError(f"Can't write {file}: {error.strerror or error}.") from error
+    return file
+
+
+def refuse_taken(names: Sequence[str], file: Path | None = None) -> None:
+    """Raises ConfigError where the user's models.toml has one of the names, or isn't TOML."""
+    file = file or user_models_file()
+    document = Document(file) if file.is_file() else None
+    for section in ("models", "pairs") if document else ():
+        assert document is not None
+        taken = [name for name, _ in document.tables(section) if name in names]
+        if taken:
+            raise ConfigError(
+                f'{file} has an entry "{taken[0]}" already; choose another name, or take that '
+                "entry out."
+            )
+
+
+def _model(model: Exported) -> str:
+    path = _text(str(model.path.absolute()))
+    return (
+        f"[models.{_key(model.name)}]\n"
+        f'source = {{ kind = "file", path = {path} }}\n'
+        f"licence = {_text(model.licence)}\n"
+        f'format = "{model.format}"\n'
+    )
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(value: str) -> str:
+    """A TOML string. JSON's escapes are TOML's too, but for DEL, which JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

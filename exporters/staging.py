@@ -1,0 +1,191 @@
+"""A result under its final name only when it is whole.
+
+Invariant: whatever ends an export early, nothing appears under a final name, and what was there
+before is still there. Work happens in a folder beside the destination, so publishing is one
+rename on one disk. A run that was stopped leaves that folder behind only when a finished step in
+it is worth keeping; the next run for the same destination goes on from it if it is asked for the
+same thing, and clears it away otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from edgespec.errors import ExportError
+from edgespec.fetch.sources import human_bytes
+from edgespec.platform import lock_file
+
+_STATE = "steps.json"
+_SPARE_BYTES = 50_000_000  # left free: a disk filled to the last byte breaks other programs
+
+
+class Stage:
+    """The folder an export works in.
+
+    Attributes:
+        folder: write everything here.
+        resumed: whether finished steps of an earlier run are in it.
+    """
+
+    def __init__(self, folder: Path, wanted: str, finished: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.resumed = bool(finished)
+        self._wanted = wanted
+        self._finished = dict(finished)
+        self._published = False
+
+    def finished(self, step: str) -> Path | None:
+        """What an earlier run made in this step, if it is there; None means: do it now."""
+        name = self._finished.get(step)
+        return self.folder / name if name is not None and (self.folder / name).exists() else None
+
+    def finish(self, step: str, made: Path) -> None:
+        """Keep `made` (in the folder, whole and closed) for a later run, should this one stop."""
+        self._finished[step] = made.relative_to(self.folder).as_posix()
+        state = {"wanted": self._wanted, "finished": self._finished}
+        part = self.folder / f"{_STATE}.part"
+        part.write_text(json.dumps(state), encoding="utf-8")
+        part.replace(self.folder / _STATE)
+
+    def publish(self, results: Mapping[Path, Path]) -> None:
+        """Move each file or folder made here to its final name, replacing what is there.
+
+        Name the model last: who sees it may rely on what goes with it.
+        """
+        for made, destination in results.items():
+            _flush(made)
+            folder = destination.is_dir() and not destination.is_symlink()
+            if folder or (made.is_dir() and destination.exists()):
+                old = self.folder / f"replaced-{destination.name}"
+                destination.replace(old)  # one rename puts a file over a file, and no more
+                try:
+                    made.replace(destination)
+                except BaseException:
+                    old.replace(destination)
+                    raise
+            else:
+                made.replace(destination)
+        self._published = True
+
+
+@contextlib.contextmanager
+def stage(
+    destination: Path, *, wanted: Mapping[str, Any], need_bytes: int = 0, overwrite: bool = False
+) -> Iterator[Stage]:
+    """A folder to work in, beside `destination` (a file or a folder); it is gone afterwards.
+
+    wanted: everything that decides the result, as JSON values; an earlier run's steps are used
+        only where it is the same. need_bytes: what the work will take on the disk.
+    Raises ExportError where the destination exists and overwrite is False, where the disk is too
+    full, and where another export to this destination is running.
+    """
+    destination = destination.absolute()
+    refuse_existing(destination, overwrite)
+    folder = destination.with_name(f".{destination.name}.partial")
+    fingerprint = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    with _os_errors(destination), _locked(folder):
+        finished = _earlier(folder, fingerprint)
+        if not finished:
+            _clear(folder)
+        already = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        try:
+            require_space(folder, need_bytes - already)
+            current = Stage(folder, fingerprint, finished)
+            yield current
+        except BaseException:
+            if not (folder / _STATE).is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_existing(destination: Path, overwrite: bool) -> None:
+    """Raises ExportError where `destination` exists and may not be replaced."""
+    if destination.exists() and not overwrite:
+        raise ExportError(f"{destination} exists already; --force replaces it.")
+
+
+def require_space(folder: Path, need_bytes: int) -> None:
+    """Raises ExportError where the disk of `folder` has no room for `need_bytes` and a little."""
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if need_bytes > 0 and free < need_bytes + _SPARE_BYTES:
+        raise ExportError(
+            f"This needs {human_bytes(need_bytes)} on the disk of {existing}, where "
+            f"{human_bytes(free)} is free; make room, or choose a place on another disk."
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one export at a time works in `folder`; the system frees the lock of one that died."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.lock")
+    with path.open("a+b") as file:
+        # One that ended just now takes its lock file with it: then this lock is on a file without a
+        # name, and holds nobody off.
+        if not lock_file(file) or not _same_file(file, path):
+            raise ExportError(f"Another export is writing to {_final(folder)}; wait for it to end.")
+        folder.mkdir(exist_ok=True)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps an open file; it is empty
+                path.unlink()
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _same_file(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _earlier(folder: Path, fingerprint: str) -> dict[str, str]:
+    """The finished steps of an earlier run that was asked for the same thing."""
+    try:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        finished = state["finished"] if state["wanted"] == fingerprint else {}
+        return {str(step): str(name) for step, name in finished.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _flush(made: Path) -> None:
+    """On the disk before it gets its name, or a power cut could leave the name on empty blocks."""
+    for path in made.rglob("*") if made.is_dir() else (made,):
+        if path.is_file():
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _os_errors(destination: Path) -> Iterator[None]:
+    """What the disk says, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        reason = error.strerror or error
+        raise ExportError(f"Can't write {destination}: {reason}{where}.") from error
+
+
+def _final(folder: Path) -> str:
+    return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))

@@ -1,0 +1,396 @@
+"""What every export shares: whole checkpoints in, whole files out, and a record of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_checkpoint as tiny
+from hub_server import COMMIT, HubServer
+
+from edgespec.errors import ConfigError, ExportError
+from edgespec.exporters import manifest
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.manifest import Manifest
+from edgespec.exporters.register import Exported, pair_entry, register
+from edgespec.exporters.staging import require_space, stage
+from edgespec.exporters.weights import read_index
+from edgespec.registry import load_registry
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("F32", 4), ("F16", 2), ("BF16", 2)])
+def test_a_checkpoint_is_looked_through_without_its_weights(
+    dtype: str, width: int, tmp_path: Path
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "model", dtype=dtype, shards=3)
+    checkpoint = Checkpoint.open(folder)
+    wrote = tiny.tensors(json.loads((folder / "config.json").read_text()))
+    assert checkpoint.parameters == sum(array.size for array in wrote.values())
+    assert checkpoint.size_bytes == width * checkpoint.parameters
+    assert [path.name for path in checkpoint.shards] == [
+        f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)
+    ]
+    assert (checkpoint.path, checkpoint.revision) == (folder, None)
+    assert checkpoint.name == "model"
+    assert checkpoint.config["model_type"] == "qwen2"
+    name = "model.layers.1.mlp.up_proj.weight"
+    exact = wrote[name].astype(np.float16).astype(np.float32) if dtype == "F16" else wrote[name]
+    if dtype == "BF16":
+        exact = (wrote[name].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert np.array_equal(checkpoint.tensors[name].floats(), exact)
+
+
+def test_parts_without_an_index_are_found_by_their_numbers(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m", shards=2)
+    (folder / "model.safetensors.index.json").unlink()
+    assert len(Checkpoint.open(folder).shards) == 2
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ExportError, match="lacks model-00002-of-00002"):
+        Checkpoint.open(folder)
+
+
+def test_what_is_no_checkpoint_says_what_to_do(tmp_path: Path) -> None:
+    def refused(said: str) -> None:
+        with pytest.raises(ExportError, match=said):
+            Checkpoint.open(folder)
+
+    folder = tmp_path / "m"
+    folder.mkdir()
+    refused("no config.json")
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    refused("needs no export")
+    tiny.write_json(folder / "adapter_config.json", {})
+    refused("merge it into its base model")
+    (folder / "config.json").write_text("[1, 2]")
+    refused("damaged")
+    (folder / "config.json").write_text("{")
+    refused("damaged")
+    tiny.write_json(folder / "config.json", {"model_type": "llama"})
+    refused("no safetensors files")
+    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    refused("convert it to safetensors first")
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    refused("git lfs pull")
+    (folder / "model.safetensors").write_bytes(b'\x08\0\0\0\0\0\0\0{"a": 1}')
+    refused("damaged")
+    tiny.write_safetensors(folder / "model.safetensors", {"a": np.ones(3, np.float32)})
+    Checkpoint.open(folder)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate((folder / "model.safetensors").stat().st_size - 4)
+    refused("cut short")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "no folder nowhere"),
+        ("./a/b", "no folder"),
+        ("a/b/c", "no hub id either"),
+        ("../b", "no hub id either"),
+    ],
+)
+def test_neither_a_folder_nor_a_hub_id(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match=said):
+        Checkpoint.open(name)
+
+
+def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--revision"):
+        Checkpoint.open(tiny.write_checkpoint(tmp_path / "m"), "main")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}},
+        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}},
+        {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}},
+        {"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}},
+        {"a": 3},
+    ],
+)
+def test_a_damaged_header_is_a_sentence(header: object, tmp_path: Path) -> None:
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 16)
+    with pytest.raises(ExportError):
+        read_index(path)
+
+
+def test_weights_of_eight_bits_are_not_taken_for_numbers(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
+    with pytest.raises(ExportError, match="quantised"):
+        read_index(path)["a"].floats()
+
+
+def test_the_licence_is_the_model_cards(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    assert Checkpoint.open(folder).licence == "unknown"
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Tiny\n")
+    assert Checkpoint.open(folder).licence == "apache-2.0"
+
+
+# -------------------------------------------------------------------------------------- the hub
+
+# In a process of its own: the hub's client reads its settings when it is imported.
+OPEN = """
+import sys
+from edgespec.errors import EdgespecError
+from edgespec.exporters.checkpoint import Checkpoint
+try:
+    found = Checkpoint.open(sys.argv[1], sys.argv[2] or None)
+    print(found.path, found.revision, found.parameters, found.name, sep="\\n")
+except EdgespecError as error:
+    sys.exit(str(error))
+"""
+
+
+def from_hub(
+    hub: HubServer, home: Path, repo: str = "org/tiny", revision: str = ""
+) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    env.pop("HF_HUB_OFFLINE", None)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OPEN, repo, revision],
+        capture_output=True, text=True, env=env, timeout=600,
+    )  # fmt: skip
+
+
+def repository(folder: Path) -> dict[tuple[str, str], bytes]:
+    return {("org/tiny", path.name): path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_checkpoint_of_the_hub(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m", shards=2)
+    wrote = Checkpoint.open(folder).parameters
+    files = repository(folder) | {("org/tiny", "original.bin"): b"x", ("org/tiny", "x.gguf"): b"x"}
+    with HubServer(files) as hub:
+        done = from_hub(hub, tmp_path / "home")
+        assert done.returncode == 0, done.stderr
+        path, commit, parameters, name = done.stdout.splitlines()
+        assert (commit, int(parameters), name) == (COMMIT, wrote, "tiny")
+        assert sorted(p.name for p in Path(path).iterdir()) == sorted(
+            p.name for p in folder.iterdir()
+        )
+        hub.log.clear()
+        assert from_hub(hub, tmp_path / "home").returncode == 0
+        assert not [line for line in hub.log if "/cdn/" in line]  # all of it was here
+    offline = from_hub(hub, tmp_path / "home")
+    assert offline.returncode == 0, offline.stderr
+
+
+def test_what_the_hub_cannot_give_is_a_sentence(tmp_path: Path) -> None:
+    files = repository(tiny.write_checkpoint(tmp_path / "m"))
+    home = tmp_path / "home"
+    with HubServer(files) as hub:
+        assert "no repository org/other" in from_hub(hub, home, "org/other").stderr
+        assert "no revision v9" in from_hub(hub, home, revision="v9").stderr
+        del hub.files["org/tiny", "model.safetensors"]
+        assert "no safetensors files" in from_hub(hub, home).stderr
+        del hub.files["org/tiny", "config.json"]
+        assert "no config.json" in from_hub(hub, home).stderr
+        hub.broken = True
+        assert "answered 503" in from_hub(hub, tmp_path / "other").stderr
+
+
+def test_bytes_that_arrive_damaged_are_not_used(tmp_path: Path) -> None:
+    with HubServer(repository(tiny.write_checkpoint(tmp_path / "m")), corrupt=True) as hub:
+        done = from_hub(hub, tmp_path / "home")
+        assert done.returncode == 1 and "damaged" in done.stderr
+        hub.corrupt = False
+        assert from_hub(hub, tmp_path / "home").returncode == 0
+
+
+# -------------------------------------------------------------------------------------- staging
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_and_a_folder_get_their_names_when_they_are_whole(tmp_path: Path) -> None:
+    for result in (tmp_path / "deep" / "file.txt", tmp_path / "folder"):
+        with stage(result, wanted={}) as work:
+            made = work.folder / "made"
+            if result.suffix:
+                made.write_text("new")
+            else:
+                made.mkdir()
+                (made / "inside").write_text("new")
+            assert not result.exists()
+            work.publish({made: result})
+    assert names(tmp_path) == ["deep", "folder"]
+    assert (tmp_path / "deep/file.txt").read_text() == "new"
+    assert names(tmp_path / "deep") == ["file.txt"]
+    assert names(tmp_path / "folder") == ["inside"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, ExportError, OSError])
+def test_whatever_ends_it_the_old_one_stays(
+    kind: str, end: type[BaseException], tmp_path: Path
+) -> None:
+    result = tmp_path / "result"
+    if kind == "file":
+        result.write_text("old")
+    else:
+        result.mkdir()
+        (result / "inside").write_text("old")
+    with pytest.raises((end, ExportError)), stage(result, wanted={}, overwrite=True) as work:
+        (work.folder / "half").write_text("new")
+        raise end("stop")
+    assert names(tmp_path) == ["result"]
+    assert (result if kind == "file" else result / "inside").read_text() == "old"
+    with stage(result, wanted={}, overwrite=True) as work:
+        made = work.folder / "made"
+        made.mkdir()
+        work.publish({made: result})
+    assert result.is_dir() and names(tmp_path) == ["result"]
+
+
+def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:
+    result = tmp_path / "result"
+
+    def run(wanted: dict[str, object], *, stop: bool) -> bool:
+        with stage(result, wanted=wanted, overwrite=True) as work:
+            found = work.finished("first") is not None
+            assert work.resumed is found
+            made = work.folder / "made"
+            made.write_text("x")
+            work.finish("first", made)
+            if stop:
+                raise KeyboardInterrupt
+            work.publish({made: result})
+            return found
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run({"quant": "f16"}, stop=True)
+    assert not result.exists()
+    assert run({"quant": "f16"}, stop=False) is True
+    assert names(tmp_path) == ["result"]
+    with pytest.raises(KeyboardInterrupt):
+        run({"quant": "f16"}, stop=True)
+    (tmp_path / ".result.partial" / "litter").write_text("of the other one")
+    assert run({"quant": "f32"}, stop=False) is False
+    assert names(tmp_path) == ["result"]
+
+
+def test_damaged_leftovers_are_cleared_away(tmp_path: Path) -> None:
+    folder = tmp_path / ".result.partial"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "steps.json").write_text("{")
+    with stage(tmp_path / "result", wanted={}) as work:
+        assert work.finished("first") is None
+        assert names(work.folder) == []
+    assert names(tmp_path) == []
+
+
+def test_what_exists_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "result").write_text("old")
+    with pytest.raises(ExportError, match="--force"), stage(tmp_path / "result", wanted={}):
+        pytest.fail("it began all the same")
+    assert names(tmp_path) == ["result"]
+
+
+def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from edgespec.exporters.staging import stage\n"
+        "with stage(Path(sys.argv[1]), wanted={}):\n"
+        "    print('in', flush=True); sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "result")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert other.stdout is not None and other.stdout.readline() == "in\n"
+    with (
+        pytest.raises(ExportError, match="Another export is writing to"),
+        stage(tmp_path / "result", wanted={}),
+    ):
+        pytest.fail("both are in")
+    other.kill()  # the lock goes with its process, what it left is found
+    other.communicate()
+    with stage(tmp_path / "result", wanted={}) as work:
+        made = work.folder / "made"
+        made.write_text("x")
+        work.publish({made: tmp_path / "result"})
+    assert names(tmp_path) == ["result"]
+
+
+def test_a_disk_too_full_is_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 60_000_000))
+    require_space(tmp_path / "not" / "there", 9_000_000)
+    with (
+        pytest.raises(ExportError, match=r"needs 20 MB .*60 MB is free"),
+        stage(tmp_path / "result", wanted={}, need_bytes=20_000_000),
+    ):
+        pytest.fail("it began all the same")
+    assert names(tmp_path) == []
+
+
+# ----------------------------------------------------------------------- manifests and registering
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    checkpoint = Checkpoint.open(folder)
+    out = tmp_path / "x.gguf"
+    out.write_bytes(b"abc")
+    told = manifest.describe(
+        checkpoint, "gguf", {"x.gguf": out}, options={"quant": "f16"}, tools=("numpy", "no-such"),
+        parity={"ids": {"equal": True}}, notes=("one",),
+    )  # fmt: skip
+    told.write(manifest.beside(out))
+    assert Manifest.read(tmp_path / "x.gguf.manifest.json") == told
+    assert told.tools["numpy"] == np.__version__ and "no-such" not in told.tools
+    assert told.output_files["x.gguf"]["size_bytes"] == 3
+    assert manifest.beside(tmp_path) == tmp_path / "edgespec.manifest.json"
+    out.write_text("{}")
+    with pytest.raises(ExportError, match="no manifest"):
+        Manifest.read(out)
+
+
+def test_a_pair_is_registered_beside_what_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "config" / "models.toml"
+    model = tmp_path / 'odd "name" \\ü.gguf'
+    model.write_bytes(b"x" * 10)
+    target = Exported("big.model", model, "gguf", "mit")
+    draft = Exported("small", model, "gguf", "mit")
+    register(pair_entry("my pair", target, [draft], 'A "pair"'), ["my pair"], file)
+    first = file.read_text(encoding="utf-8")
+    file.write_text(first + "# mine", encoding="utf-8")
+    register(pair_entry("second", Exported("one", model, "gguf", "mit"), [], "x"), ["one"], file)
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith(first + "# mine\n\n")
+    found = load_registry(file).pair("my pair")
+    assert found.description == 'A "pair"'
+    assert found.target.name == "big.model" and found.size_bytes == 20
+    assert found.drafters[0] == "lookup"
+    with pytest.raises(ConfigError, match='an entry "small" already'):
+        register(pair_entry("third", target, [draft], "x"), ["third", "small"], file)
+    file.write_text("not = [toml", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        register(pair_entry("third", target, [], "x"), ["third"], file)
+    assert file.read_text(encoding="utf-8") == "not = [toml"
+    assert names(file.parent) == ["models.toml"]
