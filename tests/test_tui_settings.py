@@ -1,0 +1,472 @@
+"""Settings in their file, pairs, exports and the clipboard."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from tiny_gguf import write_tiny
+
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.registry import Registry, load_registry
+from edgespec.sampling import SamplingParams
+from edgespec.tui import clipboard
+from edgespec.tui.export import (
+    AlreadyThere,
+    ExportFailed,
+    as_json,
+    as_markdown,
+    contained,
+    export,
+    file_name,
+)
+from edgespec.tui.messages import Figures, Preferences, Settings, Turn
+from edgespec.tui.pairs import check_file, list_pairs, too_big
+from edgespec.tui.settings import (
+    FIELDS,
+    PRESETS,
+    SAMPLING,
+    as_text,
+    checked,
+    preset_of,
+    sampling,
+    with_preset,
+    with_text,
+)
+from edgespec.tui.settings_file import SettingsFile
+
+# --------------------------------------------------------------------------------------- the values
+
+FULL = Settings(
+    temperature=0.3,
+    top_k=7,
+    top_p=1.0,
+    seed=5,
+    rule="rejection",
+    system='Say "hi"\n[pairs.x]\n# \u2028 \x00 ☃',
+    lookahead=3,
+    drafters=("lookup", "/a b/c.gguf"),
+    context_size=2048,
+    threads=2,
+    gpu_layers=0,
+)
+
+
+def test_every_setting_has_a_field_and_sampling_takes_its_own() -> None:
+    assert {field.key for field in FIELDS} == {field.name for field in fields(Settings)}
+    params = sampling(FULL)
+    assert params == SamplingParams(temperature=0.3, top_k=7, top_p=1.0, seed=5, rule="rejection")
+    known = {field.name for field in fields(SamplingParams)}
+    assert set(SAMPLING) == known - {"logit_bias", "banned_tokens", "steps"}
+
+
+@pytest.mark.parametrize("settings", [Settings(), FULL, replace(FULL, drafters=())])
+def test_text_of_a_setting_reads_back(settings: Settings) -> None:
+    again = Settings()
+    for field in FIELDS:
+        again = with_text(again, field.key, as_text(settings, field.key))
+    assert again == settings
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        ("temperature", "hot", "a number, not 'hot'"),
+        ("temperature", "-1", "temperature must be 0 or more"),
+        ("temperature", "nan", "temperature"),
+        ("temperature", "inf", "temperature"),
+        ("top_k", "4.5", "a whole number"),
+        ("top_p", "1.5", "between 0 and 1"),
+        ("rule", "[red]x", "rejection or reproducible"),
+        ("lookahead", "some", "a whole number or auto"),
+        ("lookahead", "-1", "0 or more"),
+        ("max_tokens", "0", "1 or more"),
+        ("context_size", "0", "1 or more"),
+        ("seed", "-3", "0 or more"),
+        ("temprature", "1", "did you mean temperature"),
+        ("\x1b]0;x", "1", "no setting"),
+        ("system", "\ud800", "whole Unicode"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_told(key: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        with_text(Settings(), key, text)
+    assert words in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_presets() -> None:
+    kept = Settings(system="Short.", lookahead=4, drafters=())
+    for name in PRESETS:
+        changed = with_preset(kept, name)
+        assert preset_of(changed) == name
+        assert (changed.system, changed.lookahead, changed.drafters) == ("Short.", 4, ())
+        checked(changed)
+    assert preset_of(Settings(temperature=0.11)) is None
+    assert preset_of(Settings()) == "balanced"
+    with pytest.raises(ConfigError, match="precise"):
+        with_preset(kept, "wild")
+
+
+# ----------------------------------------------------------------------------------------- the file
+
+
+def test_settings_are_kept_by_pair(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "settings.toml"
+    file = SettingsFile(path)
+    assert file.settings("smollm2") == Settings()
+    assert file.preferences() == Preferences()
+    assert not path.exists(), "reading writes nothing"
+    file.save_settings("smollm2", FULL)
+    file.save_settings('a "b".c/d.gguf', Settings(temperature=1.5))
+    file.save_settings("usual", Settings())
+    file.add_file("/models/a.gguf")
+    file.add_file("/models/b.gguf")
+    file.add_file("/models/a.gguf")
+    file.remove_file("/models/b.gguf")
+    again = SettingsFile(path)
+    assert again.settings("smollm2") == FULL
+    assert again.settings('a "b".c/d.gguf') == Settings(temperature=1.5)
+    assert again.files() == ("/models/a.gguf",)
+    assert "usual" not in path.read_text("utf-8"), "what is as always isn't written"
+    assert {entry.name for entry in path.parent.iterdir()} == {"settings.toml"}
+
+
+def test_preferences_of_two_windows_meet(tmp_path: Path) -> None:
+    one, two = SettingsFile(tmp_path / "s.toml"), SettingsFile(tmp_path / "s.toml")
+    mine, theirs = one.preferences(), two.preferences()
+    one.save_preferences(replace(mine, theme="edgespec-light"))
+    two.save_preferences(replace(theirs, panel=True, extra={"a": "b"}))
+    one.save_settings("x", Settings(top_k=1))
+    two.save_settings("y", Settings(top_k=2))
+    expected = Preferences(theme="edgespec-light", panel=True, extra={"a": "b"})
+    assert SettingsFile(tmp_path / "s.toml").preferences() == expected
+    assert [one.settings(name).top_k for name in "xy"] == [1, 2]
+
+
+def test_many_windows_at_once_lose_nothing(tmp_path: Path) -> None:
+    def save(number: int) -> None:
+        file = SettingsFile(tmp_path / "s.toml")
+        for step in range(4):
+            file.save_settings(f"pair-{number}-{step}", Settings(top_k=number + 1))
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file = SettingsFile(tmp_path / "s.toml")
+    for number in range(4):
+        for step in range(4):
+            assert file.settings(f"pair-{number}-{step}").top_k == number + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[pairs.x]\ntemprature = 1\n", ["line 2", "[pairs.x]", "did you mean temperature"]),
+        ("\n[pairs.x]\ntemperature = -1\n", ["line 3", "0 or more"]),
+        ("[pairs.x]\ntemperature = true\n", ["line 2", "a number"]),
+        ("[pairs.x]\ntop_k = 1.5\n", ["line 2", "whole number"]),
+        ("[pairs.x]\nlookahead = 'some'\n", ["line 2", "auto"]),
+        ("[pairs.x]\ndrafters = ['a', 1]\n", ["line 2", "list of texts"]),
+        ("[pairs.x]\nrule = 'best'\n", ["line 2", "rejection or reproducible"]),
+        ("pairs = 5\n", ["line 1", "table"]),
+        ("files = 'a'\n", ["line 1", "list of texts"]),
+        ("theme = 5\n", ["line 1", "text in quotes"]),
+        ("panel = 'yes'\n", ["line 1", "true or false"]),
+        ("colour = 'x'\n", ["line 1", '"colour" is not a known key']),
+        ("[pairs.x\n", ["not valid TOML"]),
+        ("\x00\xff", ["s.toml"]),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_and_kept(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_bytes(text.encode("latin-1"))
+    file = SettingsFile(path)
+    for attempt in (
+        lambda: file.settings("x"),
+        file.preferences,
+        lambda: file.save_settings("x", Settings()),
+        lambda: file.save_preferences(Preferences(theme="x")),
+    ):
+        with pytest.raises(ConfigError) as error:
+            attempt()
+        assert all(word in str(error.value) for word in ["s.toml", *words]), str(error.value)
+    assert path.read_bytes() == text.encode("latin-1")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s.toml"]
+
+
+def test_a_file_written_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('\ufeff# mine\n[pairs.x]\ntemperature = 1 # as int\nsystem = ""\n', "utf-8")
+    assert SettingsFile(path).settings("x") == Settings(temperature=1.0)
+
+
+def test_a_disk_that_does_not_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SettingsFile(tmp_path / "s.toml")
+    file.save_settings("x", FULL)
+    before = file.path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        file.save_settings("x", Settings())
+    assert file.path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s.toml"]
+    with pytest.raises(ConfigError, match="temperature"):
+        file.save_settings("x", Settings(temperature=-1))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    real = tmp_path / "dotfiles" / "edgespec.toml"
+    real.touch(0o640)
+    link = tmp_path / "settings.toml"
+    link.symlink_to(real)
+    SettingsFile(link).save_settings("x", Settings(top_k=3))
+    assert link.is_symlink()
+    assert "top_k = 3" in real.read_text("utf-8")
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+# -------------------------------------------------------------------------------------------- pairs
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    extra = tmp_path / "models.toml"
+    extra.write_text(
+        """
+        [models.gone]
+        source = { kind = "file", path = "[red]gone.gguf" }
+        format = "gguf"
+        [pairs.gone]
+        target = "gone"
+        drafters = ["lookup"]
+        description = "A file that went away"
+        """,
+        "utf-8",
+    )
+    return load_registry(extra)
+
+
+def test_pairs(registry: Registry, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"x" * 1000)
+    here = {"smollm2-135m", "qwen2.5-7b"}
+    found = {
+        info.name: info
+        for info in list_pairs(
+            registry,
+            [str(model), str(tmp_path / "lost.gguf")],
+            8_000_000_000,
+            find=lambda spec: tmp_path if spec.name in here else None,
+        )
+    }
+    assert [*found][:3] == ["model.gguf", "lost.gguf", "smollm2"]
+    assert found["smollm2"].here
+    assert found["smollm2"].default
+    half = found["qwen2.5-7b"]
+    assert not half.here
+    assert half.download_bytes == registry.model("qwen2.5-0.5b").size_bytes
+    assert half.too_big == too_big(6_100_000_000, 8_000_000_000)
+    assert "needs about 6.1 GB" in half.too_big
+    assert "8.0 GB" in half.too_big
+    assert found["qwen3-4b"].too_big == ""
+    assert "[red]gone.gguf" in found["gone"].problem
+    assert found["model.gguf"].added
+    assert found["model.gguf"].memory_bytes == 400_001_000
+    assert found["model.gguf"].choice.target == str(model)
+    assert "not there any more" in found["lost.gguf"].problem
+    assert all(info.too_big == "" for info in list_pairs(registry, find=lambda spec: None))
+
+
+def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "a model.bin"
+    write_tiny(model)
+    assert check_file(f' "{model}" ') == str(model)
+    monkeypatch.chdir(tmp_path)
+    assert check_file("a model.bin") == str(model)
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()
+    assert check_file("onnx") == str(tmp_path / "onnx")
+    (tmp_path / "text.gguf").write_text("hello")
+    (tmp_path / "with").mkdir()
+    (tmp_path / "with" / "x.gguf").touch()
+    for name, words in [
+        ("text.gguf", "text.gguf"),
+        ("absent.gguf", "doesn't exist"),
+        ("absent.onnx", "no file"),
+        ("with", "such as x.gguf"),
+        ("  ", "Name a GGUF file"),
+        ("a\x00b", "Can't read|can't be read"),
+        ("~nobody-of-that-name/x.gguf", "x.gguf"),
+    ]:
+        with pytest.raises(EdgespecError, match=words):
+            check_file(name)
+
+
+# ------------------------------------------------------------------------------------------ exports
+
+TURNS = (
+    Turn("What is `x`?", "It is\n```python\nx = 1\n```\n", "end", "", "smollm2", 1_796_000_000.0,
+         Figures(1, tokens=12, tokens_per_second=23.4, gain=1.6, acceptance_rate=0.5)),
+    Turn("And [/] \x1b[31m?", "An open fence\n~~~~\n# not a heading", "cancelled", pair="a*b"),
+    Turn("More", "", None, "the model file vanished"),
+)  # fmt: skip
+
+
+def test_markdown_of_a_conversation() -> None:
+    text = as_markdown(TURNS, title="A [title]\nin *two* lines", system="Be <b>short</b>.")
+    tokens = MarkdownIt("commonmark").parse(text)
+    headings = [inside.content for mark, inside in pairwise(tokens) if mark.type == "heading_open"]
+    assert headings == [
+        r"A \[title\] in \*two\* lines", "System prompt", "You · 2026-11-30 00:53 UTC", "smollm2",
+        "You", r"a\*b", "You", "Answer",
+    ]  # fmt: skip
+    assert "*12 tokens · 23.4 tok/s (1.6x plain) · 50% of draft tokens accepted*" in text
+    assert "\x1b" not in text
+    assert "(no answer: the model file vanished)" in text
+
+
+# What leaves Markdown open: fences in lists and quotes, comments, raw blocks, tags.
+PIECES = ["```", "````py", "~~~", "> ```", "- ```\n  x", "1. a", "<!-- x", "<pre>", "<script>",
+          "<![CDATA[", "<?php", "<div>", "    code", "# h", "text", "", "`", "$$", "<textarea>",
+          "[a]: /b", "***", "| a |", "\\", "&lt;", "-->"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("\n".join) | st.text(max_size=30))
+def test_a_message_stays_in_its_section(text: str) -> None:
+    document = f"{contained(text)}\n\n## The next one\n"
+    tokens = MarkdownIt("commonmark").parse(document)
+    assert tokens[-3].type == "heading_open"
+    assert tokens[-3].level == 0
+
+
+def test_a_fence_in_a_fence_stays_as_it_is() -> None:
+    nested = "````md\n```py\n1\n```\n````"
+    assert contained(nested) == nested
+    assert contained("```py\n1") == "```py\n1\n```"
+    assert contained("<!-- a ``` b") == "````text\n<!-- a ``` b\n````"
+
+
+def test_json_of_a_conversation() -> None:
+    text = as_json(TURNS, title="☃\u2028\x9b", system="s")
+    assert "☃\\u2028\\u009b" in text
+    document = json.loads(text)
+    assert document["turns"][0]["figures"]["gain"] == 1.6
+    assert [turn["question"] for turn in document["turns"]] == [t.question for t in TURNS]
+
+
+def test_an_export_replaces_nothing_unasked(tmp_path: Path) -> None:
+    path = export(tmp_path / "talk", TURNS)
+    assert path.name == "talk.md"
+    before = path.read_bytes()
+    with pytest.raises(AlreadyThere, match=r"talk\.md is there already"):
+        export(tmp_path / "talk", TURNS[:1])
+    assert path.read_bytes() == before
+    export(tmp_path / "talk.md", TURNS[:1], replace=True)
+    assert path.read_bytes() != before
+    assert json.loads(export(tmp_path / "t.json", TURNS).read_text("utf-8"))["turns"]
+    with pytest.raises(ExportFailed, match=r"\.md or \.json"):
+        export(tmp_path / "talk.docx", TURNS)
+    with pytest.raises(ExportFailed, match="Can't write"):
+        export(path / "below-a-file.md", TURNS)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"talk.md", "t.json"}
+    export(tmp_path / "s.md", [Turn("\ud800", "\udfff")])
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("What is a monad?", "What-is-a-monad"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("CON", "conversation-CON"),
+        ("", "conversation"),
+        ("\x1b[31m日本語", "31m日本語"),
+        ("x" * 300, "x" * 60),
+    ],
+)
+def test_file_names(title: str, name: str) -> None:
+    assert file_name(title) == name
+
+
+def test_an_export_onto_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ExportFailed, match="No space left"):
+        export(tmp_path / "talk.md", TURNS)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------- clipboard
+
+
+def copied(text: str, folder: Path, **environment: str) -> tuple[str, str]:
+    """What was sent to the terminal, and what was said."""
+    sent: list[str] = []
+    said = clipboard.copy(text, sent.append, {"TERM": "xterm", **environment}, folder=folder)
+    return "".join(sent), said
+
+
+def test_copying_through_the_terminal(tmp_path: Path) -> None:
+    sent, said = copied("héllo\r\n\x1b]0;x\x07\ud800", tmp_path)
+    body = base64.b64decode(sent.removeprefix("\x1b]52;c;").removesuffix("\x07")).decode()
+    assert body == "héllo\n␛]0;x␇?"
+    assert (tmp_path / "copied.txt").read_text("utf-8") == body
+    assert str(tmp_path / "copied.txt") in said
+    if os.name != "nt":
+        assert (tmp_path / "copied.txt").stat().st_mode & 0o077 == 0
+
+
+def test_copying_through_tmux(tmp_path: Path) -> None:
+    sent, _ = copied("x", tmp_path, TMUX="/tmp/tmux-0/default,1,0")
+    assert sent == "\x1bPtmux;\x1b\x1b]52;c;eA==\x07\x1b\\\x1b]52;c;eA==\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "why"),
+    [
+        ("x" * 74_995, {}, "too long"),
+        ("é" * 40_000, {}, "too long"),
+        ("x", {"TERM": "dumb"}, "no way"),
+        ("x", {"TERM_PROGRAM": "Apple_Terminal"}, "no way"),
+        ("x", {"STY": "1.pts"}, "no way"),
+    ],
+)
+def test_copying_to_a_file_alone(
+    tmp_path: Path, text: str, environment: dict[str, str], why: str
+) -> None:
+    sent, said = copied(text, tmp_path, **environment)
+    assert sent == ""
+    assert why in said
+    assert (tmp_path / "copied.txt").read_text("utf-8") == text
+
+
+def test_copying_where_no_file_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    sent, said = copied("x", tmp_path / "x")
+    assert sent
+    assert "if it takes them" in said
+    sent, said = copied("x" * 80_000, tmp_path / "x")
+    assert sent == ""
+    assert said.startswith("Nothing was copied")
