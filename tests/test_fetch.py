@@ -452,14 +452,19 @@ def test_damaged_hub_file_is_fetched_again(hub: Hub) -> None:
     assert path.read_bytes() == CONTENT
 
 
-@pytest.mark.skipif(
-    version("huggingface_hub") < "1", reason="below 1.0 the hub's client tells nobody how far it is"
+old_client = pytest.mark.skipif(
+    version("huggingface_hub") < "1",
+    reason="below 1.0 the hub's client neither reports nor resumes",
 )
+
+
+@old_client
 def test_interrupted_hub_download_leaves_nothing(hub: Hub) -> None:
     assert hub.fetch(interrupt=True)["error"] == "KeyboardInterrupt"
     assert hub.files() == []
 
 
+@old_client
 def test_cut_connection_is_taken_up_again(hub: Hub) -> None:
     hub.server.truncate, hub.server.truncate_bytes = 1, 1_500_000
     assert Path(hub.fetch()["path"]).read_bytes() == CONTENT
@@ -492,7 +497,9 @@ def test_hub_out_of_reach(hub: Hub, closed_port: int) -> None:
     assert "\n" not in down
     hub.server.broken = True
     assert "answered 503; try again later" in hub.fetch()["message"]
-    assert time.monotonic() - start < 15, "nobody waits half a minute to hear that they are offline"
+    if version("huggingface_hub") >= "1":  # before, the client itself insists
+        took = time.monotonic() - start
+        assert took < 15, "nobody waits half a minute to hear that they are offline"
 
 
 def test_only_the_hub_imports_its_client(hub: Hub, index: Path, cache: Path) -> None:

@@ -147,8 +147,8 @@ def _raise(error: Exception, source: HubSource) -> NoReturn:
         message = f"{what}: HF_HUB_OFFLINE is set; unset it, or fetch the file another way."
     elif isinstance(cause, errors.FileMetadataError):
         message = f"{what}: {endpoint} doesn't answer like a hub; check HF_ENDPOINT or your proxy."
-    elif isinstance(cause, errors.HfHubHTTPError):
-        status = cause.response.status_code
+    elif (response := getattr(cause, "response", None)) is not None:
+        status = response.status_code
         message = f"{what}: {endpoint} answered {status}; try again later."
     elif isinstance(error, OSError) and error.errno is not None:
         raise error  # the disk, not the hub: `fetch` says so
