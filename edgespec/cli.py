@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from edgespec import __version__
-from edgespec.commands import chat, models, pull, run, tune, verify
+from edgespec.commands import bench, chat, draft, export, models, pull, run, tune, verify
 from edgespec.errors import EdgespecError
 
-COMMANDS = (chat, run, verify, tune, pull, models)
+COMMANDS = (chat, run, verify, tune, bench, draft, export, pull, models)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

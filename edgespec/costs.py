@@ -20,6 +20,8 @@ import numpy.typing as npt
 from edgespec.session import Session
 
 Floats = npt.NDArray[np.float64]
+OnPass = Callable[[str, int, float], None]
+"""Told of each pass that is measured: "check" or a drafter's name, tokens, seconds."""
 
 MAX_TOKENS = 17
 """The longest pass whose cost is kept: a lookahead of 16 and the token before it."""
@@ -220,14 +222,23 @@ def measure(
     *,
     check: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = perf_counter,
+    on_pass: OnPass = lambda *_: None,
 ) -> Costs:
     """Time passes of the target, and steps of each drafter, in the time of some 40 plain tokens.
 
-    The caches are empty afterwards. `check` is called between passes and may raise to stop.
+    The caches are empty afterwards. `check` is called between passes and may raise to stop;
+    `on_pass` is told of each pass: its kind, tokens and seconds.
     """
-    measured = {"check": _time_passes(target, POINTS, 34.0, check, clock)}
+
+    def time(kind: str, session: Session, points: Sequence[int], budget: float) -> dict[int, float]:
+        def once(tokens: int, seconds: float) -> None:
+            on_pass(kind, tokens, seconds)
+
+        return _time_passes(session, points, budget, check, clock, once, one_row=kind != "check")
+
+    measured = {"check": time("check", target, POINTS, 34.0)}
     for name, session in drafters.items():
-        measured[name] = _time_passes(session, READS, 12.0, check, clock, one_row=True)
+        measured[name] = time(name, session, READS, 12.0)
     return Costs(measured)
 
 
@@ -237,8 +248,9 @@ def _time_passes(
     budget: float,
     check: Callable[[], None],
     clock: Callable[[], float],
+    on_pass: Callable[[int, float], None],
     *,
-    one_row: bool = False,
+    one_row: bool,
 ) -> dict[int, float]:
     """Median seconds by tokens in a pass.
 
@@ -255,6 +267,7 @@ def _time_passes(
         spent = clock() - began
         session.rollback(begin)
         times[n].append(spent)
+        on_pass(n, spent)
         return spent
 
     try:

@@ -274,9 +274,7 @@ class _Answer:
         ids = self._tokens.view[self._prompt :][begin : self._given]
         self._texts.append(text)
         origins = tuple(self._origins[begin : self._given])
-        return Chunk(
-            text, tuple(ids.tolist()), origins, tuple(self._logprobs[begin : self._given])
-        )
+        return Chunk(text, tuple(ids.tolist()), origins, tuple(self._logprobs[begin : self._given]))
 
     def _count(self, step: Round, elapsed: float) -> None:
         counters = self.counters

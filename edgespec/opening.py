@@ -13,10 +13,11 @@ from typing import Literal
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, load_model
-from edgespec.costs import measure
+from edgespec.costs import OnPass, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ModelError
+from edgespec.exactness import NEAR_TIE
 from edgespec.planner import FixedPlanner, Planner
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.session import CancelFlag, Model
@@ -33,6 +34,7 @@ def make_planner(
     cancel: CancelFlag,
     report: Callable[[str], None],
     measure_again: bool,
+    on_pass: OnPass = lambda *_: None,
 ) -> tuple[Planner, Callable[[], None]]:
     """The planner for a lookahead, and how to keep what it learnt; "auto" may have to measure."""
     if lookahead != AUTO:
@@ -45,7 +47,7 @@ def make_planner(
     if costs is None:
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}
-        costs = measure(target.session, sessions, check=cancel.check)
+        costs = measure(target.session, sessions, check=cancel.check, on_pass=on_pass)
         cost_store.save(key, costs)
     return AdaptivePlanner(costs), lambda: cost_store.save(key, costs)
 
@@ -82,6 +84,17 @@ def _local(spec: ModelSpec, fetch: bool) -> Path:
     return path or sources.fetch(spec)
 
 
+def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:
+    """What to tell of a target whose logits depend on how many tokens share a pass."""
+    if target.rounding <= NEAR_TIE or not drafters:
+        return []
+    return [
+        f"{target.name} gives slightly other logits for several tokens in one pass than for one "
+        f"(up to {target.rounding:.1g}): where two tokens are nearly as likely, drafted text can "
+        "differ from plain text"
+    ]
+
+
 def load_drafter(
     target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
 ) -> Drafter:
@@ -98,6 +111,7 @@ def load_drafter(
     except BaseException:
         model.close()
         raise
+    notes += model.notes
     if model.session.context_size < size:
         notes.append(
             f"{model.name} holds {model.session.context_size} tokens of the {size} that "

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import argparse
 
+DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which models run, where, and how they draft."""
     group = parser.add_argument_group("models")
     group.add_argument("--pair", metavar="NAME", help="a pair that `models` lists")
-    group.add_argument("--target", metavar="PATH", help="a GGUF file instead of a pair")
+    group.add_argument(
+        "--target", metavar="PATH", help="a GGUF file or ONNX folder instead of a pair"
+    )
     group.add_argument(
         "--drafter", action="append", metavar="PATH",
-        help="a GGUF file that drafts, or `lookup`; may be given again, the first that has a "
-        "guess drafts",
+        help="a GGUF file or ONNX folder that drafts, or `lookup`; may be given again, the first "
+        "that has a guess drafts",
     )  # fmt: skip
     group.add_argument(
         "--drafters", type=_names, metavar="LIST",
@@ -41,6 +45,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
     )
+    group.add_argument(
+        "--device", choices=DEVICES, default="auto",
+        help="what models run on; the last three concern ONNX alone (auto: a GPU, else the CPU)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-cpu", action="store_true",
+        help="run on the CPU, and say so, where --device can't be had (default: stop)",
+    )  # fmt: skip
 
 
 def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) -> None:

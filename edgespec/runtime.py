@@ -21,13 +21,13 @@ from edgespec.chat import (
     encode_chat,
     fallback_template,
 )
-from edgespec.costs import Costs
+from edgespec.costs import Costs, OnPass
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
-from edgespec.opening import AUTO, find_files, load_drafter, make_planner
+from edgespec.opening import AUTO, find_files, load_drafter, make_planner, rounding_notes
 from edgespec.planner import FixedPlanner, Planner, PlannerStatus
 from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
@@ -91,9 +91,12 @@ class Runtime:
         context_size: int | None = None,
         threads: int | None = None,
         gpu_layers: int | None = None,
+        device: str = "auto",
+        allow_cpu: bool = False,
         fetch: bool = True,
         measure_again: bool = False,
         report: Callable[[str], None] = lambda _: None,
+        on_pass: OnPass = lambda *_: None,
     ) -> Self:
         """Load a pair of the registry by name (None: the default pair), or model files.
 
@@ -108,9 +111,13 @@ class Runtime:
             context_size: tokens the target's cache holds; None takes the model's own size, capped.
             threads: CPU threads; None takes the CPUs this process may use.
             gpu_layers: layers on the GPU; None takes all of them where the build can.
+            device: "auto", or what to run on: see `LoadOptions`.
+            allow_cpu: whether the CPU may stand in for a `device` that can't be had.
             fetch: whether models that aren't here yet may be downloaded.
             measure_again: whether "auto" measures although it did before.
             report: told in a sentence what is being waited for.
+            on_pass: told of each pass that is measured: its kind, tokens and seconds. Both may
+                raise to stop.
 
         Raises:
             EdgespecError: one sentence on what doesn't work: an unknown pair, a damaged file,
@@ -120,11 +127,22 @@ class Runtime:
             raise ConfigError("give a pair or a target file, not both")
         target_path, named = find_files(pair, target, drafters, fetch)
         cancel = CancelFlag()
-        options = LoadOptions(context_size, threads=threads, gpu_layers=gpu_layers)
+        options = LoadOptions(
+            context_size,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            device=device,
+            allow_cpu=allow_cpu,
+        )
         model = load_model(target_path, options, cancel)
         loaded: list[Drafter] = []
         notes: list[str] = []
         try:
+            if model.only_drafts:
+                raise ConfigError(
+                    f"{model.name} can only draft, since {model.only_drafts}: name it with "
+                    "--drafter, beside a --target"
+                )
             for name in named if lookahead else ():
                 if name == LOOKUP:
                     loaded.append(LookupDrafter())
@@ -132,7 +150,10 @@ class Runtime:
                     loaded.append(load_drafter(model, Path(name), options, cancel, notes))
             if len({drafter.name for drafter in loaded}) < len(loaded):
                 raise ConfigError("the same kind of drafter is named twice; name it once")
-            planner, keep = make_planner(model, loaded, lookahead, cancel, report, measure_again)
+            notes += rounding_notes(model, loaded)
+            planner, keep = make_planner(
+                model, loaded, lookahead, cancel, report, measure_again, on_pass
+            )
             return cls(model, loaded, planner=planner, cancel=cancel, notes=notes, on_close=keep)
         except BaseException:
             for drafter in loaded:
@@ -316,23 +337,78 @@ class Conversation:
             on_finish=finish,
         )
 
+    def extend(
+        self,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
+    ) -> Generation:
+        """Go on with the last answer where it ended; what comes joins it when it ends.
+
+        Raises ConfigError where there is no answer yet.
+        """
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise ConfigError("there is no answer to continue: ask something first")
+        before = self.messages[-1]
+
+        def finish(result: Result) -> None:
+            self.messages[-1] = Message("assistant", before.content + result.text)
+
+        ids = self._runtime.target.tokenizer.encode(before.content)
+        prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)
+        return self._runtime.generate(
+            prompt,
+            sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            planner=planner,
+            notes=notes,
+            on_finish=finish,
+        )
+
     def clear(self) -> None:
         """Forget every message but the system prompt."""
         self.messages.clear()
 
-    def _fit(self, messages: list[Message], max_tokens: int | None) -> tuple[list[int], list[str]]:
-        """The prompt with as many of the newest turns as leave room for an answer."""
+    def _fit(
+        self, messages: list[Message], max_tokens: int | None, begun: Sequence[int] = ()
+    ) -> tuple[list[int], list[str]]:
+        """The prompt with as many of the newest turns as leave room for an answer.
+
+        `begun` are tokens of an answer that goes on.
+        """
         size = self._runtime.context_size
-        reserve = min(size // 4, max_tokens or size)
+        room = size - min(size // 4, max_tokens or size)
         head = [Message("system", self.system)] if self.system else []
-        dropped = 0
-        while True:
-            ids = self._runtime.encode_messages([*head, *messages[dropped:]])
-            if len(ids) + reserve <= size or dropped + 1 >= len(messages):
+
+        def prompt(kept: int) -> list[int]:
+            """With the question and the `kept` newest turns, two messages each, before it."""
+            newest = messages[max(0, len(messages) - 1 - 2 * kept) :]
+            return [*self._runtime.encode_messages([*head, *newest]), *begun]
+
+        # Twice as many at each step, then between the last two: a thousand turns cost little more
+        # than those that fit.
+        turns = len(messages) // 2
+        low, ids, high = 0, prompt(0), 1
+        while low < turns and len(ids) <= room:
+            more = prompt(min(high, turns))
+            if len(more) > room:
                 break
-            dropped += 2  # a question and its answer
+            low, ids, high = min(high, turns), more, 2 * high
+        high = min(high, turns + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            more = prompt(middle)
+            if len(more) <= room:
+                low, ids = middle, more
+            else:
+                high = middle
         notes = []
-        if dropped:
+        if dropped := 2 * (turns - low):
             notes.append(
                 f"the oldest {dropped} messages no longer fit the context of {size} tokens and "
                 "were left out: /clear starts afresh, --ctx-size makes room"

@@ -199,7 +199,11 @@ class CachedSession:
 
 @dataclass
 class Model:
-    """What a backend gives for one model file: a session, its words, and what to tell the user."""
+    """What a backend gives for one model file: a session, its words, and what to tell the user.
+
+    `only_drafts`: why it can't be a target, empty where it can. `rounding`: by how much its logits
+    differ between a pass over several tokens and one at a time, where that was measured.
+    """
 
     name: str
     session: Session
@@ -207,6 +211,8 @@ class Model:
     template: str | None = None
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+    only_drafts: str = ""
+    rounding: float = 0.0
 
     def close(self) -> None:
         self.session.close()

@@ -1,10 +1,14 @@
-"""Text on its way to a terminal.
+"""Text on its way to a terminal, and what a terminal can.
 
 Invariant: nothing a model, a file or a path says reaches a terminal as a control sequence; it is
 shown as what it is.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 # Line feed and tab stay. The other C0 controls show as their Unicode pictures, C1 controls (which
 # start sequences too) as the replacement character.
@@ -18,3 +22,26 @@ _SHOWN = (
 def printable(text: str) -> str:
     """The text with every control character made visible; safe for any piece of a stream."""
     return text.translate(_SHOWN)
+
+
+def line_chat_reason(
+    environment: Mapping[str, str], streams: Sequence[TextIO | None] | None = None
+) -> str:
+    """Why a whole screen can't be drawn here, in a sentence; "" where it can.
+
+    `streams` are input and output (None: those of this process).
+    """
+    streams = (sys.stdin, sys.stdout) if streams is None else streams
+    if not all(stream is not None and stream.isatty() for stream in streams):
+        return "this is no terminal"
+    if environment.get("TERM", "" if sys.platform != "win32" else "windows") in ("", "dumb"):
+        return "this terminal can't draw a screen (TERM is dumb, or not set)"
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    locale = next((environment[name] for name in names if environment.get(name)), "")
+    if environment.get("LC_CTYPE", "").startswith("C.") and not environment.get("LC_ALL"):
+        # Python sets this by itself where LANG is C; what the person set is LANG.
+        locale = environment.get("LANG") or locale
+    encoding = (getattr(streams[-1], "encoding", "") or "").lower().replace("-", "")
+    if locale in ("C", "POSIX") or encoding != "utf8":
+        return "this terminal isn't set to UTF-8 (LANG, LC_ALL)"
+    return ""

@@ -16,26 +16,29 @@ PACKAGE = Path(__file__).parents[1] / "edgespec"
 # A module may import from the rows above its own, and from its own row. Packages count as one.
 ORDER = [
     "errors options",
-    "registry tomlfile metrics session tokenizer platform terminal gguf categorical",
+    "registry tomlfile metrics session tokenizer platform terminal gguf categorical narrow",
     "fetch chat text noise penalties",
     "sampling",
     "verify logprobs confidence exactness",
     "backends drafters costs",
     "planner cost_store",
-    "adaptive decode tune",
+    "adaptive decode tune trial",
     "generation",
     "opening",
     "runtime figures",
-    "divergence",
+    "divergence bench",
     "console",
     "commands",
     "cli",
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.split()}
 ONLY_IN = {
-    "llama_cpp": {"backends.llama", "backends.llama_tokenizer"},
+    "llama_cpp": {
+        f"backends.llama{name}" for name in ("", "_tokenizer", "_narrow", "_blocks", "_probe")
+    },
     "huggingface_hub": {"fetch.hub"},
-    "onnxruntime": {"backends.ort"},
+    "onnxruntime": {"backends.ort", "backends.ort_memory", "backends.ort_providers"},
+    "tokenizers": {"backends.onnx_tokenizer"},
     "jinja2": {"chat.template", "chat.guard", "chat.bounded"},
     "torch": set(),
     "transformers": set(),

@@ -17,6 +17,9 @@ for name in ("backends.llama", "drafters.lookup", "runtime"):
     # These import numpy, which isn't here.
     file = pathlib.Path(edgespec.__file__).parent / (name.replace(".", "/") + ".py")
     assert file.is_file(), file
+for name in ("prompts/spec-bench.jsonl", "prompts/README.md", "report.css"):
+    file = pathlib.Path(edgespec.__file__).parent / "bench" / name
+    assert file.is_file(), file
 from edgespec.registry import load_registry, packaged_models_file
 print(packaged_models_file())
 print(load_registry(pathlib.Path(sys.argv[1])).default.name)

@@ -141,7 +141,7 @@ default = true
         ("size_bytes = 1000", "size_bytes = true", 8, ["whole number"]),
         ("size_bytes = 1000", "size_bytes = 0", 8, ["more than 0"]),
         ('licence = "mit"', 'sha256 = "12"\nlicence = "mit"', 9, ["64 hexadecimal"]),
-        ('file = "a.gguf"', 'fil = "a.gguf"', 7, ['"fil"', "did you mean file?"]),
+        ('file = "a.gguf"', 'fil = "a.gguf"', 7, ['"fil"', "did you mean file or files?"]),
         ('repo = "me/mine"', 'repo = "mine"', 7, ["owner/name"]),
         ('kind = "hub"', 'kind = "hug"', 7, ['"hug"', "did you mean hub?"]),
         ('target = "other.1"', 'target = "other1"', 16, ['"other1"', "did you mean other.1?"]),

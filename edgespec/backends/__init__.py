@@ -6,9 +6,11 @@ Invariant: what a file is, is read from its contents, never from its name.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import importlib.util
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.errors import ModelError, ModelFormatError
 from edgespec.session import CancelFlag, Model
 
 
@@ -20,13 +22,18 @@ class LoadOptions:
         context_size: tokens the cache holds; None takes what the model was trained on, capped.
         context_cap: that cap; the cache's memory grows with its size.
         threads: CPU threads; None takes the CPUs this process may use.
-        gpu_layers: layers on the GPU; None puts all there where the build can.
+        gpu_layers: layers on the GPU; None puts all there where the build can (GGUF).
+        device: "auto" (a GPU where there is one), "cpu", "cuda", or for ONNX models alone
+            "tensorrt", "directml" or "coreml".
+        allow_cpu: whether the CPU may stand in for a device that was named and can't be had.
     """
 
     context_size: int | None = None
     context_cap: int = 8192
     threads: int | None = None
     gpu_layers: int | None = None
+    device: str = "auto"
+    allow_cpu: bool = False
 
 
 def fingerprint(path: Path) -> str:
@@ -37,7 +44,52 @@ def fingerprint(path: Path) -> str:
 
 
 def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Model:
-    """Open a model file; raises `ModelFormatError` for anything that isn't one."""
+    """Open a GGUF file, an ONNX file or a folder with one.
+
+    Raises `ModelFormatError` for anything that isn't one.
+    """
+    from edgespec.backends import onnx_folder
+
+    path = Path(path).expanduser()
+    if onnx_folder.find(path) is not None:
+        _require_onnx(path)
+        from edgespec.backends import ort
+
+        return ort.load(path, options, cancel)
+    if path.is_dir():
+        raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama
 
-    return llama.load(Path(path).expanduser(), options, cancel)
+    return llama.load(path, _for_llama(options), cancel)
+
+
+def _for_llama(options: LoadOptions) -> LoadOptions:
+    """llama.cpp was built for one kind of GPU or none: a device comes down to its layers."""
+    if options.gpu_layers is not None:
+        return options
+    if options.device == "cpu":
+        return replace(options, gpu_layers=0)
+    if options.device == "cuda" and not options.allow_cpu:
+        return replace(options, gpu_layers=_ALL_LAYERS)
+    return options
+
+
+_ALL_LAYERS = 999
+
+
+def _require_onnx(path: Path) -> None:
+    missing = [m for m in ("onnxruntime", "tokenizers") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise ModelError(
+            f"{path.name} is an ONNX model, and {' and '.join(missing)} is missing: "
+            'pip install "edgespec[onnx]", or "edgespec[onnx-gpu]" for CUDA'
+        )
+
+
+def _instead(folder: Path) -> str:
+    """What to do with a folder that holds something else."""
+    if found := next(iter(sorted(folder.glob("*.gguf"))), None):
+        return f": name the GGUF file in it, {found.name}"
+    if next(folder.glob("*.safetensors"), None) is not None:
+        return ", but a checkpoint: turn it into a model file with `edgespec export`"
+    return ": it should have a model.onnx, or a genai_config.json that names the graph"

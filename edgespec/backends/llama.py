@@ -19,7 +19,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec import platform
+from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
@@ -33,6 +33,7 @@ from edgespec.errors import (
 )
 from edgespec.gguf import GGUFHeader, read_header
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
+from edgespec.tokenizer import Tokenizer
 
 _BATCH = 512  # tokens in one llama_decode
 _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no more than needed
@@ -48,7 +49,7 @@ class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
 
     def __init__(self, path: Path, gpu_layers: int, *, mapped: bool = True) -> None:
-        _start_backend()
+        start_backend()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
@@ -74,14 +75,23 @@ class LlamaSession:
     """A llama.cpp context with one sequence; see `Session`."""
 
     def __init__(
-        self, model: NativeModel, name: str, context_size: int, threads: int, cancel: CancelFlag
+        self,
+        model: NativeModel,
+        name: str,
+        context_size: int,
+        threads: int,
+        cancel: CancelFlag,
+        on_tensor: Any = None,
     ) -> None:
+        """`on_tensor`: a native callback that sees each tensor as it is computed."""
         params = lib.llama_context_default_params()
         params.n_ctx = context_size
         params.n_batch = params.n_ubatch = min(_BATCH, context_size)
         params.n_outputs_max = params.n_outputs_max_per_seq = min(_MAX_ROWS, context_size)
         params.n_threads = params.n_threads_batch = threads
         params.no_perf = True
+        if on_tensor is not None:
+            params.cb_eval = on_tensor
         params.swa_full = True  # a sliding window cut to size can't be rolled back
         # libc's strlen as the callback, the flag's bytes as its string: see CancelFlag.
         params.abort_callback = lib.ggml_abort_callback(platform.c_function("strlen"))
@@ -96,7 +106,8 @@ class LlamaSession:
         self.name = name
         self.length = 0
         self.context_size = int(lib.llama_n_ctx(handle))
-        self.vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
+        self._row_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
+        self.vocab_size = self._row_size
         self.can_rollback = True
         self._model = model  # keeps the weights while the context lives
         self._cancel = cancel
@@ -200,10 +211,7 @@ class LlamaSession:
     def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
         """One llama_decode; the last `rows` positions give logits."""
         n = len(tokens)
-        try:
-            self._tokens[:n] = tokens
-        except OverflowError:
-            raise ModelError(f"{self.name} was given an id outside its vocabulary") from None
+        self._feed(tokens)
         self._positions[:n] = np.arange(self.length, self.length + n)
         self._wanted[: n - rows] = 0
         self._wanted[n - rows : n] = 1
@@ -219,13 +227,20 @@ class LlamaSession:
         else:
             raise ModelError(f"{self.name} failed in llama_decode ({code}): {_log.last_error()}")
 
+    def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
+        """Put the tokens into the batch."""
+        try:
+            self._tokens[: len(tokens)] = tokens
+        except OverflowError:
+            raise ModelError(f"{self.name} was given an id outside its vocabulary") from None
+
     def _logits(self, rows: int) -> Logits:
         address = ctypes.cast(lib.llama_get_logits(self._handle), ctypes.c_void_p).value
         if not address:
             raise ModelError(f"{self.name} returned no logits")
-        floats = (ctypes.c_float * (rows * self.vocab_size)).from_address(address)
+        floats = (ctypes.c_float * (rows * self._row_size)).from_address(address)
         logits: Logits = np.frombuffer(memoryview(floats), np.float32)
-        return logits.reshape(rows, self.vocab_size)
+        return logits.reshape(rows, self._row_size)
 
     def _truncate(self, length: int) -> None:
         """Back to `length`, or to nothing where the model can't; never raises."""
@@ -258,6 +273,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     """Check and open a GGUF file."""
     header = read_header(path)
     entries(header)
+    head = narrow.read(header)
     name = path.name
     notes: list[str] = []
     if options.context_size is not None and not 0 < options.context_size <= _MAX_CONTEXT:
@@ -284,8 +300,15 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
                 f"{name} was trained on {trained} tokens; past them its answers may get worse"
             )
         threads = options.threads or platform.usable_cpus()
-        tokenizer = LlamaTokenizer(native, header, name)
-        session = LlamaSession(native, name, context_size, threads, cancel)
+        tokenizer: Tokenizer
+        if head is None:
+            tokenizer = LlamaTokenizer(native, header, name)
+            session = LlamaSession(native, name, context_size, threads, cancel)
+        else:
+            from edgespec.backends.llama_narrow import NarrowSession, VocabularyOnly
+
+            tokenizer = VocabularyOnly(header)
+            session = NarrowSession(native, header, head, context_size, threads, cancel)
     except BaseException:
         native.close()
         raise
@@ -299,9 +322,9 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "llama_cpp": version("llama-cpp-python"),
     }
     template = header.metadata.get("tokenizer.chat_template")
-    return LlamaModel(
-        name, session, tokenizer, str(template) if template else None, notes, details, native
-    )
+    written = str(template) if template else None
+    only_drafts = "" if head is None else "its head holds a part of its vocabulary"
+    return LlamaModel(name, session, tokenizer, written, notes, details, only_drafts, native)
 
 
 class LlamaModel(Model):
@@ -379,7 +402,8 @@ _log = _NativeLog()
 _started = False
 
 
-def _start_backend() -> None:
+def start_backend() -> _NativeLog:
+    """Make llama.cpp ready, once; the log that its messages go to."""
     global _started
     if not _started:
         lib.llama_log_set(_log.callback, ctypes.c_void_p(0))
@@ -389,3 +413,4 @@ def _start_backend() -> None:
         silent = lib.llama_log_callback(platform.c_function("abs"))
         weakref.finalize(_log, lib.llama_log_set, silent, ctypes.c_void_p(0))
         _started = True
+    return _log

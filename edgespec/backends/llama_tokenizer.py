@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import llama_cpp.llama_cpp as lib
@@ -81,7 +82,8 @@ class LlamaTokenizer:
             if token in named or lib.llama_vocab_is_eog(vocab, token)
         )
         special = control | (user_defined & self.stop_ids)
-        self.control_tokens = {self._entry(i): i for i in sorted(special) if self._entry(i)}
+        texts = {self._entry(i): i for i in sorted(special)}
+        self.control_tokens: Mapping[str, int] = {text: i for text, i in texts.items() if text}
         self.lstrip_tokens = having(lib.LLAMA_TOKEN_ATTR_LSTRIP) & special
         self.rstrip_tokens = having(lib.LLAMA_TOKEN_ATTR_RSTRIP) & special
         # llama.cpp finds user-defined tokens in plain text too; one that ends the text must not be.

@@ -10,27 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.errors import Cancelled
+
+_T = TypeVar("_T")
+_POLL_S = 0.02
 
 _executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-native")
 
 
-def compute(function: Callable[..., int], *args: Any) -> int:
-    """Call `function` on the native thread; raises `Cancelled` where the program is ending."""
+def compute(
+    function: Callable[..., _T],
+    *args: Any,
+    watch: Callable[[], None] | None = None,
+    stop: Callable[[], None] = lambda: None,
+) -> _T:
+    """Call `function` on the native thread; raises `Cancelled` where the program is ending.
+
+    `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, to
+    make the native code return early.
+    """
     try:
         future = _executor.submit(function, *args)
     except RuntimeError:  # what an executor says once the interpreter shuts down
         raise Cancelled("the program is ending") from None
     try:
+        while watch is not None and not wait([future], _POLL_S).done:
+            watch()
         return future.result()
     except BaseException:
+        stop()
         _finish(future)
         raise
 
 
-def _finish(future: Future[int]) -> None:
+def _finish(future: Future[Any]) -> None:
     """Wait for the end, however often Ctrl+C is pressed: the caller may free what is in use."""
     while not future.done():
         try:

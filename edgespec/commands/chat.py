@@ -1,26 +1,109 @@
-"""The chat: `edgespec chat`."""
+"""The chat: `edgespec chat`, on the whole screen or line by line."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from edgespec.commands.shared import add_pair, introduction, open_runtime, sampling_params
+from edgespec.commands.shared import (
+    add_pair,
+    drafters,
+    introduction,
+    open_runtime,
+    pair_name,
+    sampling_params,
+)
 from edgespec.options import add_answer_options, add_model_options
+
+if TYPE_CHECKING:
+    from edgespec.tui.messages import Preferences, Settings
+
+_SETTINGS = {"ctx_size": "context_size"}  # options whose setting has another name
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser("chat", help="chat with a model in the terminal")
     add_pair(parser)
-    parser.set_defaults(command=run)
+    parser.add_argument(
+        "--lines", action="store_true",
+        help="chat line by line; otherwise on the whole screen, where the terminal can",
+    )  # fmt: skip
     add_model_options(parser)
     add_answer_options(parser)
+    # What was said on the command line comes before what is saved, and that before the defaults.
+    defaults = vars(parser.parse_args([]))
+    parser.set_defaults(**dict.fromkeys(defaults), command=partial(run, defaults))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(defaults: Mapping[str, Any], args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
+    from edgespec.terminal import line_chat_reason
+
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    args = argparse.Namespace(**{**defaults, **given})
+    reason = "" if args.lines else line_chat_reason(os.environ)
+    if args.lines or reason:
+        return _lines(args, reason)
+    return _screen(args, given)
+
+
+def _lines(args: argparse.Namespace, reason: str) -> int:
+    import sys
+
     from edgespec.console import chat, say
 
+    if reason and sys.stdin.isatty():
+        say(f"note: the chat is line by line, since {reason}")
     with open_runtime(args) as runtime:
         say(*introduction(runtime))
         return chat(runtime, sampling_params(args), system=args.system, max_tokens=args.max_tokens)
+
+
+def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    from edgespec.tui.app import ChatApp, run
+    from edgespec.tui.bridge import Bridge
+    from edgespec.tui.conversing import Stores
+    from edgespec.tui.history import History
+    from edgespec.tui.messages import Choice
+    from edgespec.tui.settings_file import SettingsFile
+
+    file = SettingsFile()
+    stores = Stores(History(), file)
+    preferences = file.preferences()
+    choice = Choice(pair_name(args), args.target)
+    if choice.pair is None and choice.target is None:
+        choice = Choice(_usual_pair(preferences))
+
+    def settings(label: str) -> Settings:
+        """Saved ones are for the pair they were saved for; the command line is for all."""
+        return _settings(args, given, file.settings(label))
+
+    return run(ChatApp(Bridge(), choice, settings, stores, preferences))
+
+
+def _usual_pair(preferences: Preferences) -> str:
+    """The pair that was chosen last, or the default one."""
+    from edgespec.registry import load_registry
+
+    registry = load_registry()
+    last = preferences.last_pair
+    return last if last in registry.pairs else registry.default.name
+
+
+def _settings(args: argparse.Namespace, given: Mapping[str, Any], saved: Settings) -> Settings:
+    """What is saved for the pair, with what was said on the command line in its place."""
+    from dataclasses import fields, replace
+
+    from edgespec.tui.settings import checked
+
+    known = {field.name for field in fields(saved)}
+    named = {_SETTINGS.get(name, name): value for name, value in given.items()}
+    changes = {name: value for name, value in named.items() if name in known - {"drafters"}}
+    if {"draft", "drafter", "drafters"} & given.keys():
+        chosen = drafters(args)
+        changes["drafters"] = None if chosen is None else tuple(chosen)
+    return checked(replace(saved, **changes))

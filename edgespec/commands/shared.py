@@ -49,6 +49,8 @@ def open_runtime(args: argparse.Namespace, *, measure_again: bool = False) -> Ru
         context_size=args.ctx_size,
         threads=args.threads,
         gpu_layers=args.gpu_layers,
+        device=args.device,
+        allow_cpu=args.allow_cpu,
         measure_again=measure_again,
         report=lambda what: print(f"{what}...", file=sys.stderr, flush=True),
     )

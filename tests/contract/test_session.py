@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fakes import FakeSession, fake_model
 from tiny_gguf import write_tiny
+from tiny_onnx import write_tiny_onnx
 
 from edgespec.backends import LoadOptions, load_model
 from edgespec.errors import Cancelled, ContextFull, ModelError, RollbackError
@@ -50,8 +51,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=CONTEXT, scale=0.15)
 
 
-@pytest.fixture(params=["fake", "llama"])
-def kind(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Kind]:
+ONNX = {
+    "in place": {"attention": "gqa", "positions": False},
+    "in place, float16": {"attention": "gqa", "positions": False, "cache": "float16"},
+    "grown": {},
+    "grown, no mask": {"mask": False},
+    "grown, bfloat16, merged": {"cache": "bfloat16", "merged": True},
+    "chooses rows": {"attention": "gqa", "positions": False, "rows": "logits_rows"},
+    "last row alone": {"last_row": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("onnx")
+    return {
+        name: write_tiny_onnx(root / str(i), context=CONTEXT, **kinds)
+        for i, (name, kinds) in enumerate(ONNX.items())
+    }
+
+
+@pytest.fixture(params=["fake", "llama", *ONNX])
+def kind(request: pytest.FixtureRequest, tiny: Path, folders: dict[str, Path]) -> Iterator[Kind]:
     def fake(context_size: int, cancel: CancelFlag) -> Model:
         session = FakeSession(order=12, context_size=context_size, cancel=cancel, seconds=1e-6)
         return fake_model(session)
@@ -59,8 +80,13 @@ def kind(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Kind]:
     def llama(context_size: int, cancel: CancelFlag) -> Model:
         return load_model(tiny, LoadOptions(context_size, threads=1), cancel)
 
-    kind = Kind(fake, 0.0, []) if request.param == "fake" else Kind(llama, 0.1, [])
-    yield kind
+    def onnx(context_size: int, cancel: CancelFlag) -> Model:
+        return load_model(folders[request.param], LoadOptions(context_size, threads=1), cancel)
+
+    kinds = {"fake": Kind(fake, 0.0, []), "llama": Kind(llama, 0.1, [])}
+    # A float16 cache rounds at other places when rows are computed together.
+    rounded = 0.05 if "float16" in request.param else 1e-3
+    yield (kind := kinds.get(request.param) or Kind(onnx, rounded, []))
     for model in kind.models:
         model.close()
 

@@ -1,0 +1,184 @@
+"""A GGUF drafter with a narrow head in llama.cpp: it is fed embeddings instead of ids.
+
+Invariant: to the rest of edgespec it is a session like any other. Ids that come in and logits that
+go out are those of the whole vocabulary; which rows the head has, and that llama.cpp knows the
+model as one of N tokens, nobody else sees.
+
+Text repeats its own rare words. So the tokens that it brought and the head lacks get their logits
+here, by a product with what the head saw: a few hundred rows instead of a hundred thousand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+import numpy.typing as npt
+
+from edgespec import platform
+from edgespec.backends import LoadOptions
+from edgespec.backends.llama import LlamaSession, NativeModel
+from edgespec.backends.llama_tokenizer import entries
+from edgespec.errors import ModelError
+from edgespec.gguf import GGUFHeader, read_header
+from edgespec.narrow import NarrowHead, Occurred, TableRows, Widener, read
+from edgespec.session import CancelFlag, Logits, TokenIds
+
+_NEAR = 16  # tokens in a pass for which the head is computed whether they draft or not
+_LIKE = 0.2  # of the logits' spread: more is no rounding
+_UNUSED = 5  # the token type of a vocabulary's padding
+
+
+class NarrowSession(LlamaSession):
+    """See `Session`; `vocab_size` is the whole vocabulary's."""
+
+    _embeddings: TableRows | None = None
+    _occurred: Occurred | None = None
+
+    def __init__(
+        self,
+        model: NativeModel,
+        header: GGUFHeader,
+        head: NarrowHead,
+        context_size: int,
+        threads: int,
+        cancel: CancelFlag,
+    ) -> None:
+        super().__init__(model, header.path.name, context_size, threads, cancel)
+        if self.vocab_size != len(head.kept):
+            raise ModelError(f"{self.name} is damaged: its head has {self.vocab_size} rows")
+        self._widener = Widener(head.kept, head.vocab_size)
+        self._fed = np.empty((len(self._tokens), head.embeddings.width), np.float32)
+        self._outputs = 0  # rows that the newest pass gave
+        self._shows_hidden = False  # whether it also gave what the head saw
+        self._factor = 1.0  # from a product with a row of the head to a logit
+        # The same batch with rows in place of ids. What the first one owns is freed with it.
+        own = self._batch
+        self._batch = lib.llama_batch()
+        for name in ("n_tokens", "pos", "n_seq_id", "seq_id", "logits"):
+            setattr(self._batch, name, getattr(own, name))
+        self._batch.embd = self._fed.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self.vocab_size = head.vocab_size
+        self._embeddings = TableRows(header.path, head.embeddings)
+        self._occurred = self._find_factor(header, head)
+
+    def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
+        if self._embeddings is None:  # while it is being made, and tries what it can roll back
+            super()._feed(tokens)
+            return
+        self._embeddings.read(tokens, self._fed[: len(tokens)])
+        if self._occurred is not None:
+            self._occurred.add(tokens)
+
+    def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
+        # Asked for what the head sees, llama.cpp gives it, and logits, for every token it is fed:
+        # that is for short passes. Behind a long one, the head's own tokens have to do.
+        near = len(tokens) <= _NEAR <= self._max_rows and bool(rows)
+        self._shows_hidden = near and self._occurred is not None
+        self._outputs = len(tokens) if self._shows_hidden else rows
+        lib.llama_set_embeddings(self._handle, self._shows_hidden)
+        super()._decode(tokens, self._outputs)
+
+    def _logits(self, rows: int) -> Logits:
+        logits = super()._logits(self._outputs or rows)[-rows:]  # (rows, N)
+        if self._embeddings is None:
+            return logits
+        if not self._shows_hidden or self._occurred is None:
+            return self._widener.widen(logits)  # (rows, V)
+        hidden = self._hidden()[-rows:] * self._factor  # (rows, width)
+        return self._widener.widen(logits, self._occurred.ids, self._occurred.logits(hidden))
+
+    def _hidden(self) -> npt.NDArray[np.float32]:
+        """What the head saw in the newest pass (outputs, width)."""
+        found = lib.llama_get_embeddings(self._handle)
+        address = ctypes.cast(found, ctypes.c_void_p).value
+        if not address:
+            raise ModelError(f"{self.name} doesn't show what its head sees")
+        shape = (self._outputs, self._fed.shape[1])
+        floats = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+        hidden: npt.NDArray[np.float32] = np.frombuffer(memoryview(floats), np.float32)
+        return hidden.reshape(shape)
+
+    def _find_factor(self, header: GGUFHeader, head: NarrowHead) -> Occurred | None:
+        """Try whether logits are products with rows of the head, up to a factor; None if not.
+
+        Some architectures bend them or add to them; then only the head's own tokens are drafted.
+        """
+        if self._max_rows < _NEAR:
+            return None
+        rows = TableRows(header.path, head.head)
+        self._occurred = Occurred(head.kept, rows, head.head)
+        some = head.kept[np.linspace(0, len(head.kept) - 1, 64).astype(np.intp)]
+        weights = np.empty((len(some), head.head.width), np.float32)
+        rows.read(some, weights)
+        logits = self.forward(some[:4])[0, some].astype(np.float64)  # (64,)
+        products = weights.astype(np.float64) @ self._hidden()[-1]  # (64,)
+        self._truncate(0)
+        squares = float(products @ products)
+        factor = float(products @ logits) / squares if squares else 0.0
+        if not np.abs(logits - factor * products).max() < _LIKE * logits.std():
+            return None
+        self._factor = factor
+        return Occurred(head.kept, rows, head.head)
+
+
+class VocabularyOnly:
+    """See `Tokenizer`: what tokens there are, for comparing with a target's; it reads no text."""
+
+    add_bos = False
+    bos_id: int | None = None
+    bos_text = eos_text = ""
+    stop_ids: frozenset[int] = frozenset()
+    control_tokens: Mapping[str, int] = {}
+    lstrip_tokens: frozenset[int] = frozenset()
+    rstrip_tokens: frozenset[int] = frozenset()
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.name = header.path.name
+        self._entries = entries(header)
+        types: Any = header.metadata.get("tokenizer.ggml.token_type")
+        used = range(len(self._entries)) if types is None else np.flatnonzero(types != _UNUSED)
+        self.num_tokens = int(used[-1]) + 1 if len(used) else len(self._entries)
+
+    def encode(self, text: str) -> list[int]:  # noqa: ARG002
+        """Always raises."""
+        self._refuse()
+
+    def token_bytes(self, token: int) -> bytes:  # noqa: ARG002
+        """Always raises."""
+        self._refuse()
+
+    def vocabulary(self) -> list[bytes]:
+        """See `Tokenizer.vocabulary`."""
+        return list(self._entries[: self.num_tokens])
+
+    def _refuse(self) -> NoReturn:
+        raise ModelError(f"{self.name} can only draft: its head holds a part of its vocabulary")
+
+
+def agreement(path: Path, options: LoadOptions) -> float:
+    """How alike the logits are that a file gives when it is fed its own ids, and the table's rows.
+
+    A mean correlation, near 1 where both mean the same tokens and the rows are fed as the
+    architecture takes them.
+    """
+    header = read_header(path)
+    head = read(header)
+    if head is None:
+        raise ModelError(f"{path.name} has a whole head")
+    threads = options.threads or platform.usable_cpus()
+    rows = np.linspace(0, len(head.kept) - 1, 24).astype(np.int32)
+    model = NativeModel(path, 0)
+    try:
+        by_id = LlamaSession(model, path.name, 32, threads, CancelFlag())
+        wanted = by_id.forward(rows, len(rows)).copy()  # (24, N)
+        by_row = NarrowSession(model, header, head, 32, threads, CancelFlag())
+        got = by_row.forward(head.kept[rows], len(rows))[:, head.kept]  # (24, N)
+        alike = [np.corrcoef(a, b)[0, 1] for a, b in zip(got, wanted, strict=True)]
+        return float(np.mean(alike))
+    finally:
+        model.close()

@@ -1,0 +1,132 @@
+"""A folder with an ONNX language model: which graph, and what the files beside it say.
+
+Folders from optimum, from onnxruntime-genai's builder and from the hub's onnx-community differ in
+where the graph lies and in who names the end tokens. Invariant: nothing here reads a weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ModelFormatError
+
+_MAIN = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+_HEAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class OnnxFolder:
+    """A model's files.
+
+    Attributes:
+        graph: the graph's file.
+        folder: where tokenizer.json and the configurations are.
+        name: how messages call the model.
+    """
+
+    graph: Path
+    folder: Path
+    name: str
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json; of a model with several parts, the part that writes text."""
+        config = self.read("config.json")
+        part = config.get("text_config")
+        return config | part if isinstance(part, dict) else config
+
+    @cached_property
+    def genai(self) -> dict[str, Any]:
+        """The model's part of genai_config.json."""
+        model = self.read("genai_config.json").get("model", {})
+        return model if isinstance(model, dict) else {}
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens the model was trained on, where that is said."""
+        for value in (
+            self.genai.get("context_length"),
+            *map(self.config.get, ("max_position_embeddings", "n_positions", "seq_length")),
+        ):
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config.get("model_type") or self.genai.get("type") or "onnx")
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder; empty where there is none. Raises ModelFormatError."""
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise ModelFormatError(f"{name} of {self.name} can't be read: {error}") from error
+        if not isinstance(data, dict):
+            raise ModelFormatError(f"{name} of {self.name} is damaged: it holds no object")
+        return data
+
+    def fingerprint(self) -> str:
+        """Tells models apart: sizes of graph and weights, and the start and end of each."""
+        digest = hashlib.sha256()
+        stem = self.graph.name
+        files = [p for p in self.graph.parent.iterdir() if p.name.startswith(stem) and p.is_file()]
+        for path in sorted(files):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_HEAD_BYTES))
+                file.seek(max(0, size - _HEAD_BYTES))
+                digest.update(file.read())
+        return digest.hexdigest()[:32]
+
+
+def find(path: Path) -> OnnxFolder | None:
+    """The model at a folder or an .onnx file; None where there is no graph.
+
+    Raises ModelFormatError where a folder holds several graphs and none is the obvious one.
+    """
+    if path.is_file():
+        return _around(path, path.absolute().parent) if looks_like_onnx(path) else None
+    if not path.is_dir():
+        return None
+    named = OnnxFolder(path, path, path.name).genai.get("decoder", {}).get("filename")
+    if isinstance(named, str) and (path / named).is_file():
+        return _around(path / named, path)
+    for folder in (path, path / "onnx"):
+        graphs = sorted(folder.glob("*.onnx"))
+        main = [folder / name for name in _MAIN if folder / name in graphs]
+        if main or len(graphs) == 1:
+            return _around((main or graphs)[0], folder)
+        if graphs:
+            names = ", ".join(graph.name for graph in graphs)
+            raise ModelFormatError(f"{folder} holds several graphs: name one of {names}")
+    return None
+
+
+def _around(graph: Path, folder: Path) -> OnnxFolder:
+    """With the folder of the tokenizer, which may be the one above."""
+    folder = folder.absolute()  # links stay: in the hub's cache each file is one
+    beside = folder
+    if not (folder / "tokenizer.json").is_file() and (folder.parent / "tokenizer.json").is_file():
+        beside = folder.parent
+    alone = len(list(folder.glob("*.onnx"))) == 1
+    return OnnxFolder(graph, beside, beside.name if alone else f"{beside.name}/{graph.name}")
+
+
+def looks_like_onnx(path: Path) -> bool:
+    """Whether a file starts as an ONNX model does: a version, then its producer or its graph.
+
+    Protobuf writes fields in their order: 1 is the version of the format, 2 to 7 what follows.
+    """
+    with path.open("rb") as file:
+        return re.match(rb"\x08[\x01-\x40][\x12\x1a\x22\x28\x32\x3a\x42]", file.read(3)) is not None

@@ -1,0 +1,172 @@
+"""The vocabulary of an ONNX model's folder, through the `tokenizers` library.
+
+Invariant: `encode` never yields a control or stop token, whatever the text says, and
+`token_bytes` gives a token's bytes as they are, so that pieces join to the text they came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edgespec.backends.onnx_folder import OnnxFolder
+from edgespec.errors import ModelFormatError
+
+# Control tokens that end an answer under these names, whatever the folder says: configurations
+# often list the end of a text alone, and forget the end of a turn.
+_ENDS = frozenset(
+    (
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>",
+        "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|endofturn|>",
+        "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "[EOT]", "</s>",
+    )
+)  # fmt: skip
+
+
+class OnnxTokenizer:
+    """See `Tokenizer`."""
+
+    def __init__(self, folder: OnnxFolder, vocab_size: int) -> None:
+        """`vocab_size`: numbers in a row of logits; ids beyond them can't come out."""
+        self.name = folder.name
+        written = folder.read("tokenizer.json")
+        if not written:
+            raise ModelFormatError(
+                f"{self.name} has no tokenizer.json, so it can't read or write text: fetch the "
+                "whole folder"
+            )
+        settings = folder.read("tokenizer_config.json")
+        added = {entry["id"]: entry for entry in written.get("added_tokens") or ()}
+        self.stop_ids = frozenset(_stop_ids(folder, settings, added))
+        for token, entry in added.items():
+            # What ends a text is a control token, however it is listed; control tokens are never
+            # found in plain text (`encode_special_tokens`).
+            entry["special"] = bool(entry.get("special")) or token in self.stop_ids
+        try:
+            self._native = Tokenizer.from_str(json.dumps(written))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFormatError(f"tokenizer.json of {self.name} is damaged: {error}") from error
+        self._native.encode_special_tokens = True
+        self._native.no_truncation()
+        self._native.no_padding()
+        self._added = {token: str(entry["content"]) for token, entry in added.items()}
+        self._texts = {
+            i: text for text, i in self._native.get_vocab(with_added_tokens=True).items()
+        }
+        highest = max((i for i in self._texts if i < vocab_size), default=-1)
+        if highest < 0 or any(i >= vocab_size and i not in added for i in self._texts):
+            raise ModelFormatError(
+                f"tokenizer.json of {self.name} is of another model: it has {len(self._texts)} "
+                f"tokens and the graph {vocab_size}"
+            )
+        self.num_tokens = highest + 1
+        special = {i for i, entry in added.items() if entry["special"] and i < vocab_size}
+        self.control_tokens: Mapping[str, int] = {self._added[i]: i for i in sorted(special)}
+        self.lstrip_tokens = frozenset(i for i in special if added[i].get("lstrip"))
+        self.rstrip_tokens = frozenset(i for i in special if added[i].get("rstrip"))
+        self._byte_level, self._metaspace = _decoding(self.name, written)
+        self._byte_fallback = bool(written["model"].get("byte_fallback"))
+        self.eos_text = _text(settings.get("eos_token"))
+        self.bos_text = _text(settings.get("bos_token"))
+        ids = self._native.encode("", add_special_tokens=True).ids
+        bos = self._native.token_to_id(self.bos_text) if self.bos_text else None
+        self.bos_id = bos if bos is not None else ids[0] if len(ids) == 1 else None
+        self.add_bos = self.bos_id is not None and ids[:1] == [self.bos_id]
+        if settings.get("add_bos_token") is False:
+            self.add_bos = False
+        self.template = _template(folder, settings)
+        self._pieces: dict[int, bytes] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+        ids: list[int] = self._native.encode(clean, add_special_tokens=False).ids
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._piece(token)
+        return piece
+
+    def vocabulary(self) -> list[bytes]:
+        """See `Tokenizer.vocabulary`; gaps are called as GGUF files call them."""
+        return [self._texts.get(i, f"[PAD{i}]").encode() for i in range(self.num_tokens)]
+
+    def _piece(self, token: int) -> bytes:
+        text = self._texts.get(token)
+        if text is None or text in self.control_tokens:
+            return b""
+        if token in self._added:
+            return text.encode()
+        if self._byte_fallback and (byte := _fallback_byte(text)) is not None:
+            return byte
+        if self._byte_level:
+            return b"".join(_BYTES[c] if c in _BYTES else c.encode() for c in text)
+        return text.replace("▁", " ").encode() if self._metaspace else text.encode()
+
+
+def _stop_ids(
+    folder: OnnxFolder, settings: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]]
+) -> Iterator[int]:
+    named: set[int] = set()
+    for source in (folder.read("generation_config.json"), folder.genai, folder.config):
+        ids = source.get("eos_token_id")
+        named |= {i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)}
+    yield from named
+    ends = _ENDS if named else _ENDS | {_text(settings.get("eos_token"))}
+    yield from (i for i, entry in added.items() if entry["content"] in ends)
+
+
+def _template(folder: OnnxFolder, settings: Mapping[str, Any]) -> str | None:
+    beside = folder.folder / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(token: Any) -> str:
+    """A token as a configuration writes it: a text, or an object with one."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _decoding(name: str, written: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether entries are bytes in GPT-2's letters, and whether ▁ is a space in them."""
+    decoder = written.get("decoder") or {}
+    parts = decoder.get("decoders") or [decoder]
+    kinds = {part.get("type") for part in parts}
+    replaced = any(part.get("pattern") == {"String": "▁"} for part in parts)
+    if unknown := kinds - {"ByteLevel", "ByteFallback", "Fuse", "Strip", "Replace", "Metaspace"}:
+        raise ModelFormatError(
+            f"tokenizer.json of {name} decodes in a way edgespec doesn't know: "
+            f"{', '.join(sorted(map(str, unknown)))}"
+        )
+    return "ByteLevel" in kinds, replaced or "Metaspace" in kinds
+
+
+def _fallback_byte(text: str) -> bytes | None:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes.fromhex(text[3:5])
+    return None
+
+
+def _byte_letters() -> dict[str, bytes]:
+    """The letter that stands for each byte in byte-level vocabularies (Radford et al. 2019).
+
+    Printable Latin-1 stands for itself, the other bytes are numbered from U+0100 on.
+    """
+    own = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = (byte for byte in range(256) if byte not in own)
+    letters = {chr(byte): bytes([byte]) for byte in own}
+    return letters | {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()

@@ -1,0 +1,294 @@
+"""ONNX models through ONNX Runtime, bound to memory that stays where it is.
+
+Invariant: `length` tokens are in the cache, and after a failed or cancelled pass as many as before
+it. What a graph can do (share its cache, hide holes, check several tokens at once) is found by
+running it when it is loaded, never guessed from its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from edgespec import platform
+from edgespec.backends import LoadOptions
+from edgespec.backends.native_thread import compute
+from edgespec.backends.onnx_folder import find
+from edgespec.backends.onnx_tokenizer import OnnxTokenizer
+from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
+from edgespec.backends.ort_feeds import Feeds, Outlet
+from edgespec.backends.ort_graph import ROWS, Graph, as_float32, read_graph
+from edgespec.backends.ort_probe import examine, first_pass
+from edgespec.backends.ort_providers import Opened, open_session
+from edgespec.errors import (
+    Cancelled,
+    ConfigError,
+    ContextFull,
+    EdgespecError,
+    ModelError,
+    ModelFormatError,
+    RollbackError,
+)
+from edgespec.session import CancelFlag, Logits, Model, TokenIds
+
+_CHUNK = 512  # tokens of a prompt in one pass
+_LOGITS_BYTES = 64 << 20  # of one pass, where the graph computes the rows nobody asked for
+# A pool that spins on after a pass would take the CPUs from whatever runs next: sampling, or the
+# other model of the pair.
+_ENTRIES = {"session.force_spinning_stop": "1"}
+_LONG = 16  # passes over more tokens run where Ctrl+C and the flag can reach them
+
+
+class OrtSession:
+    """A graph with one sequence in its cache; see `Session`."""
+
+    def __init__(
+        self,
+        native: Any,
+        graph: Graph,
+        name: str,
+        cache: Cache,
+        context_size: int,
+        logits: tuple[int, int],
+        cancel: CancelFlag,
+        memory: str = "cpu",
+    ) -> None:
+        """`logits`: rows that a pass over 2 tokens returns, and numbers in each; `memory`: the
+        device's name for its own memory.
+        """
+        rows, self.vocab_size = logits
+        self.name = name
+        self.length = 0
+        self.context_size = context_size
+        self.can_rollback = True
+        self.cache: Cache = cache
+        self.only_last_row = rows == 1 and not graph.picks_rows
+        self._graph = graph
+        self._native = native
+        self._cancel = cancel
+        self._binding = native.io_binding()
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = 4
+        row_bytes = self.vocab_size * graph.itemsize
+        self._most_rows = max(8, min(_CHUNK, _LOGITS_BYTES // row_bytes))
+        self._chunk = _CHUNK if graph.picks_rows or self.only_last_row else self._most_rows
+        self._feeds = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
+        self._outlet = Outlet(self._binding, graph, self.vocab_size, memory)
+        self._lock = threading.Lock()  # held while native code uses the cache
+        self._signature = hashlib.sha256(repr(graph.cache).encode()).digest()[:8]
+        self._closed = False
+
+    def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+        """See `Session.forward`."""
+        if not 1 <= num_logits <= len(tokens):
+            raise ValueError(f"{num_logits} rows asked of a pass over {len(tokens)} tokens")
+        with self._lock:
+            self._check_open()
+            start = self.length
+            if start + len(tokens) > self.context_size:
+                raise ContextFull(
+                    f"{self.name} holds {self.context_size} tokens and {start + len(tokens)} "
+                    "are needed: raise --ctx-size or shorten the text"
+                )
+            ids = np.asarray(tokens, np.int64)
+            if ids.min() < 0 or ids.max() >= self.vocab_size:
+                raise ModelError(f"{self.name} was given an id outside its vocabulary")
+            try:
+                return self._forward(ids, num_logits)
+            except BaseException:
+                self._set_length(start)
+                raise
+
+    def _forward(self, ids: np.ndarray[Any, Any], num_logits: int) -> Logits:
+        first_row = len(ids) - num_logits
+        parts: list[Logits] = []
+        begin = 0
+        while begin < len(ids):
+            self._cancel.check()
+            end = self._chunk_end(begin, len(ids), first_row)
+            wanted = max(0, end - max(begin, first_row))
+            logits = self._pass(ids[begin:end], wanted)  # (wanted, V)
+            if wanted:
+                parts.append(logits.copy() if end < len(ids) else logits)
+            begin = end
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)  # (num_logits, V)
+
+    def _chunk_end(self, begin: int, length: int, first_row: int) -> int:
+        end = min(begin + self._chunk, length)
+        most = 1 if self.only_last_row else self._most_rows
+        return min(end, max(begin, first_row) + most)
+
+    def _pass(self, ids: np.ndarray[Any, Any], wanted: int) -> Logits:
+        """One run of the graph; gives its last `wanted` rows (wanted, V)."""
+        n = len(ids)
+        rows = max(1, wanted) if self._graph.picks_rows else 1 if self.only_last_row else n
+        self.cache.bind(self._binding, n)
+        self._feeds.bind(ids, self.cache, rows)
+        self._outlet.bind(rows, wanted=wanted > 0)
+        self._run(n)
+        self.cache.keep(n)
+        self.length += n
+        return as_float32(self._outlet.words[rows - wanted : rows], self._graph.element)
+
+    def _run(self, tokens: int) -> None:
+        """Run what is bound; a long run ends early when the flag is set."""
+        run, options = self._native.run_with_iobinding, self._run_options
+        options.terminate = False
+        try:
+            # A daemon thread must not be inside native code when the interpreter goes.
+            if tokens <= _LONG and not threading.current_thread().daemon:
+                run(self._binding, options)
+            else:
+                compute(run, self._binding, options, watch=self._watch, stop=self._terminate)
+        except EdgespecError:
+            raise
+        except Exception as error:  # ONNX Runtime's own share no class
+            if options.terminate:
+                raise Cancelled("stopped in the middle of a pass") from None
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{self.name} failed in ONNX Runtime: {reason[:300]}") from error
+
+    def _watch(self) -> None:
+        if self._cancel.is_set():
+            self._terminate()
+
+    def _terminate(self) -> None:
+        self._run_options.terminate = True
+
+    def rollback(self, length: int) -> None:
+        """See `Session.rollback`."""
+        with self._lock:
+            self._check_open()
+            if not 0 <= length <= self.length:
+                raise RollbackError(
+                    f"{self.name} can't go from {self.length} back to {length} tokens"
+                )
+            if 0 < length < self.length and not self.can_rollback:
+                raise RollbackError(f"{self.name} can't forget a part of its text")
+            self._set_length(length)
+
+    def snapshot(self) -> bytes:
+        """See `Session.snapshot`."""
+        with self._lock:
+            self._check_open()
+            return self.length.to_bytes(8, "little") + self._signature + self.cache.read()
+
+    def restore(self, state: bytes) -> None:
+        """See `Session.restore`."""
+        length = int.from_bytes(state[:8], "little")
+        with self._lock:
+            self._check_open()
+            self._set_length(0)
+            size = 16 + length * self._graph.token_bytes
+            if state[8:16] != self._signature or len(state) != size or length > self.context_size:
+                raise ModelError(
+                    f"{self.name} can't restore this snapshot: it is damaged or of another model"
+                )
+            self.cache.write(state[16:], length)
+            self.length = length
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        if not self._lock.acquire(blocking=False):  # another thread is in a pass: stop it
+            self._cancel.set()
+            self._lock.acquire()
+            self._cancel.clear()
+        try:
+            self._closed = True
+            self._native = self._binding = None
+            self.cache.free()
+        finally:
+            self._lock.release()
+
+    def _set_length(self, length: int) -> None:
+        self.cache.rollback(length)
+        self.length = length
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError(f"{self.name} is closed")
+
+
+def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
+    """Open a folder with an ONNX model, or one .onnx file of it."""
+    folder = find(path)
+    if folder is None:
+        raise ModelFormatError(f"{path} holds no ONNX model")
+    name = folder.name
+    trained = folder.context_size
+    context_size = options.context_size or min(trained or options.context_cap, options.context_cap)
+    if context_size < 1 or (trained and context_size > trained):
+        raise ConfigError(
+            f"{name} was made for 1 to {trained} tokens, so its context can't hold {context_size}: "
+            "--ctx-size"
+        )
+    threads = options.threads or platform.usable_cpus()
+    opened = open_session(
+        folder.graph,
+        name,
+        options.device,
+        threads,
+        allow_cpu=options.allow_cpu,
+        entries=_ENTRIES,
+    )
+    # An input with a default, as our exports choose their rows, is listed apart.
+    rows = [v for v in opened.native.get_overridable_initializers() if v.name == ROWS]
+    inputs = [*opened.native.get_inputs(), *rows]
+    graph = read_graph(name, inputs, opened.native.get_outputs())
+    logits = first_pass(name, opened.native, graph)
+    tokenizer = OnnxTokenizer(folder, logits[1])
+    session = _open(opened, graph, name, context_size, logits, cancel)
+    try:
+        findings = examine(session, tokenizer)
+    except BaseException:
+        session.close()
+        raise
+    details = {
+        "device": opened.label,
+        "architecture": folder.architecture,
+        "fingerprint": folder.fingerprint(),
+        "cache": "in place" if session.cache.in_place else "grown",
+        "onnxruntime": ort.__version__,
+    }
+    return Model(
+        name,
+        session,
+        tokenizer,
+        tokenizer.template,
+        opened.notes,
+        details,
+        findings.only_drafts,
+        findings.rounding,
+    )
+
+
+def _open(
+    opened: Opened,
+    graph: Graph,
+    name: str,
+    context_size: int,
+    logits: tuple[int, int],
+    cancel: CancelFlag,
+) -> OrtSession:
+    """A session with the best cache that the graph works with."""
+    memory = opened.device.memory
+    mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
+
+    def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
+        cache = kind(graph.cache, size, memory, mask_type)
+        return OrtSession(opened.native, graph, name, cache, size, logits, cancel, memory)
+
+    trial = session(InPlaceCache, min(16, context_size))
+    try:
+        trial.forward([0])
+    except ModelError:  # it returns a cache of another size than it was given
+        return session(GrownCache, context_size)
+    finally:
+        trial.close()
+    return session(InPlaceCache, context_size)

@@ -1,0 +1,108 @@
+"""Memory for the tensors of a cache, on the device that computes.
+
+Invariant: a tensor's memory has one address for as long as its block lives; it is bound there at
+any length that fits, and its bytes come to the host only when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from edgespec.backends.ort_graph import CacheTensor
+
+Bytes = npt.NDArray[np.uint8]
+
+_ALIGNMENT = 64  # bytes; a cache line, and what wide vector loads like
+
+
+class Block(Protocol):
+    """Memory for one cache tensor."""
+
+    def bind_input(self, binding: Any, tensor: CacheTensor, tokens: int) -> None: ...
+
+    def bind_output(self, binding: Any, tensor: CacheTensor, tokens: int) -> None: ...
+
+    def load(self) -> Bytes:
+        """Its bytes on the host: themselves where it lies there, else a copy."""
+        ...
+
+    def store(self, data: Bytes) -> None:
+        """Make the bytes that `load` gave, changed meanwhile, its contents."""
+        ...
+
+
+class HostBlock:
+    """Memory of this process, zeroed lazily by the system."""
+
+    device = "cpu"
+
+    def __init__(self, nbytes: int) -> None:
+        self._all = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+        first = -self._all.ctypes.data % _ALIGNMENT
+        self._data = self._all[first : first + nbytes]
+        self._address = self._data.ctypes.data
+
+    def bind_input(self, binding: Any, tensor: CacheTensor, tokens: int) -> None:
+        shape = tensor.shape(tokens)
+        binding.bind_input(tensor.past, self.device, 0, tensor.element, shape, self._address)
+
+    def bind_output(self, binding: Any, tensor: CacheTensor, tokens: int) -> None:
+        shape = tensor.shape(tokens)
+        binding.bind_output(tensor.present, self.device, 0, tensor.element, shape, self._address)
+
+    def load(self) -> Bytes:
+        return self._data
+
+    def store(self, data: Bytes) -> None:
+        pass
+
+
+class CudaBlock(HostBlock):
+    """Memory of the GPU that is addressed by pointer."""
+
+    device = "cuda"
+
+    def __init__(self, nbytes: int) -> None:
+        self._value = ort.OrtValue.ortvalue_from_numpy(np.zeros(nbytes, np.uint8), "cuda", 0)
+        self._address = self._value.data_ptr()
+
+    def load(self) -> Bytes:
+        return np.array(self._value.numpy())
+
+    def store(self, data: Bytes) -> None:
+        self._value.update_inplace(data)
+
+
+class ValueBlock:
+    """Memory of a device without plain pointers (DirectML), so of one shape for good."""
+
+    def __init__(self, tensor: CacheTensor, tokens: int, device: str) -> None:
+        self._value = ort.OrtValue.ortvalue_from_shape_and_type(
+            list(tensor.shape(tokens)), tensor.element, device, 0
+        )
+
+    def bind_input(self, binding: Any, tensor: CacheTensor, tokens: int) -> None:  # noqa: ARG002
+        binding.bind_ortvalue_input(tensor.past, self._value)
+
+    def bind_output(self, binding: Any, tensor: CacheTensor, tokens: int) -> None:  # noqa: ARG002
+        binding.bind_ortvalue_output(tensor.present, self._value)
+
+    def load(self) -> Bytes:
+        return np.array(self._value.numpy()).view(np.uint8).reshape(-1)
+
+    def store(self, data: Bytes) -> None:
+        value = self._value
+        value.update_inplace(data.view(value.numpy().dtype).reshape(value.shape()))
+
+
+def allocate(tensor: CacheTensor, tokens: int, device: str) -> Block:
+    """Memory for `tokens` tokens of a cache tensor, on a device by ONNX Runtime's name."""
+    if device == "cpu":
+        return HostBlock(tensor.token_bytes * tokens)
+    if device == "cuda":
+        return CudaBlock(tensor.token_bytes * tokens)
+    return ValueBlock(tensor, tokens, device)

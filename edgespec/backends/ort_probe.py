@@ -1,0 +1,140 @@
+"""What a graph can do, asked of the graph itself when it is loaded.
+
+A few passes over four tokens. Invariant: a graph that returns NaN is refused, and one that can't
+check drafts (it returns the last row alone, ignores its past, or gives something else for several
+tokens at once than one at a time) says why; such a one may still draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgespec.backends.ort_cache import Cache, GrownCache
+from edgespec.backends.ort_feeds import Feeds
+from edgespec.backends.ort_graph import Graph
+from edgespec.backends.ort_memory import HostBlock
+from edgespec.errors import ModelError, ModelFormatError, NumericalError
+from edgespec.session import Logits
+from edgespec.tokenizer import Tokenizer
+
+SAME = 0.2
+"""Rows that differ by less than this share of their spread are the same up to rounding.
+
+Activations rounded to 8 bits (4-bit weights, accuracy level 4) give up to 0.06 in SmolLM2, since
+each layer makes more of a difference in the last digit; a lost past gives about 1.
+"""
+
+_TRACE = 0.005
+"""What a token that was taken back may leave behind, in the same measure: rounding of float16."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """See `Model` for both."""
+
+    only_drafts: str
+    rounding: float = 0.0
+
+
+class Probed(Protocol):
+    """The session, as far as it is asked here."""
+
+    name: str
+    can_rollback: bool
+    cache: Cache
+    only_last_row: bool
+
+    def forward(self, tokens: Sequence[int], num_logits: int = 1) -> Logits: ...
+
+    def rollback(self, length: int) -> None: ...
+
+
+def first_pass(name: str, native: Any, graph: Graph) -> tuple[int, int]:
+    """The rows that a pass over two tokens returns (of the last alone, where it can be asked for
+    that), and the numbers in each. Raises ModelFormatError, ModelError.
+    """
+    binding = native.io_binding()
+    nothing = HostBlock(0)
+    cache = GrownCache(graph.cache, 2, "cpu", graph.integers.get("attention_mask", np.int64))
+    binding.bind_output(graph.logits)  # the first bound is the first returned
+    for tensor in graph.cache:
+        nothing.bind_input(binding, tensor, 0)
+        binding.bind_output(tensor.present)
+    Feeds(binding, graph, cache.mask, 2, "cpu").bind(np.zeros(2, np.int64), cache, 1)
+    try:
+        native.run_with_iobinding(binding)
+        shape = binding.get_outputs()[0].shape()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{name} can't run two tokens: {reason[:300]}") from error
+    if len(shape) != 3 or shape[0] != 1 or shape[1] not in (1, 2):
+        raise ModelFormatError(f"{name} returns logits of the shape {list(shape)} for two tokens")
+    return shape[1], shape[2]
+
+
+def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
+    """Find out what the session can do, set it up for that, and leave it empty."""
+    tokens = _tokens(tokenizer)
+    single = np.concatenate([session.forward([token]).copy() for token in tokens])  # (4, V)
+    if not np.isfinite(single).all():
+        raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
+    session.rollback(0)
+    session.forward(tokens[-1:] * 3)
+    if _distance(session.forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
+        reason = "it ignores the text before the newest tokens: its graph doesn't use its cache"
+        return _done(session, reason)
+    if session.only_last_row:
+        return _done(session, "its graph returns the logits of the last position alone")
+    session.rollback(0)
+    session.forward(tokens[:1])
+    together = session.forward(tokens[1:], 3).copy()
+    if not np.isfinite(together).all():
+        raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
+    if (off := _distance(together, single[1:])) > SAME:
+        reason = f"a pass over three tokens gives something else than three passes ({off:.0%} off)"
+        return _done(session, reason)
+    _examine_rollback(session, tokens, max(_TRACE, 3 * off))
+    session.rollback(0)
+    return Findings("", float(np.abs(together - single[1:]).max()))
+
+
+def _done(session: Probed, reason: str) -> Findings:
+    session.rollback(0)
+    return Findings(reason)
+
+
+def _examine_rollback(session: Probed, tokens: list[int], tolerance: float) -> None:
+    """See that what was taken back leaves no trace; where holes do, gaps are closed at once."""
+    session.rollback(0)
+    session.forward(tokens[:2])
+    expected = session.forward(tokens[:1:-1], 2).copy()
+
+    def leaves_a_trace() -> bool:
+        session.rollback(0)
+        session.forward(tokens)
+        session.rollback(2)
+        return _distance(session.forward(tokens[:1:-1], 2), expected) > tolerance
+
+    if not leaves_a_trace():
+        return
+    if isinstance(session.cache, GrownCache):
+        session.cache.holes = False
+        if not leaves_a_trace():
+            return
+    session.can_rollback = False
+
+
+def _tokens(tokenizer: Tokenizer) -> list[int]:
+    """Four different ids, of plain text where the vocabulary allows."""
+    ids = dict.fromkeys(tokenizer.encode("The quick brown fox, it jumps.")[:6])
+    return [*ids, *(i for i in range(3, 9) if i not in ids)][:4]
+
+
+def _distance(a: Logits, b: Logits) -> float:
+    """The root mean square of the difference, in standard deviations of a row."""
+    spread = float(b.std(axis=-1).mean()) or 1.0
+    return float(np.sqrt(np.mean((a - b) ** 2))) / spread

@@ -1,0 +1,193 @@
+"""What an ONNX session runs on: chosen by name, and read back from the session itself.
+
+Invariant: a device that was asked for by name and can't be had is an error that says what to
+install, unless the CPU is allowed in its place; what was chosen for "auto" is always told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from edgespec.errors import ConfigError, ModelError, ModelFormatError
+
+CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its name in `--device`.
+
+    Attributes:
+        provider: ONNX Runtime's name for it.
+        memory: its name for the memory a cache should lie in.
+        install: what to do where the installed ONNX Runtime lacks it.
+    """
+
+    label: str
+    provider: str
+    memory: str
+    install: str
+    options: dict[str, str] = field(default_factory=dict)
+
+
+_GPU = 'pip uninstall onnxruntime, then pip install "edgespec[onnx-gpu]"'
+DEVICES = {
+    "cuda": Device("CUDA", "CUDAExecutionProvider", "cuda", _GPU),
+    "tensorrt": Device(
+        "TensorRT-RTX", "NvTensorRTRTXExecutionProvider", "cuda",
+        "install a build of ONNX Runtime with TensorRT-RTX",
+    ),
+    "directml": Device(
+        "DirectML", "DmlExecutionProvider", "dml",
+        "pip uninstall onnxruntime, then pip install onnxruntime-directml (Windows)",
+    ),
+    "coreml": Device(
+        "CoreML", "CoreMLExecutionProvider", "cpu", "use the macOS build of onnxruntime"
+    ),
+    "cpu": Device("CPU", CPU, "cpu", "pip install onnxruntime"),
+}  # fmt: skip
+
+# What "auto" tries, in order. TensorRT-RTX compiles for minutes and CoreML hands a growing cache
+# back to the CPU, so these two are taken only where they are asked for.
+_AUTO = ("cuda", "directml", "cpu")
+
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-silicon")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session, and what it really runs on.
+
+    `label`: to show, as "CUDA" or "CPU, 4 threads"; `notes`: what the user should know.
+    """
+
+    native: Any
+    device: Device
+    label: str
+    notes: list[str]
+
+
+def open_session(
+    path: Path, name: str, device: str, threads: int, *, allow_cpu: bool, entries: dict[str, str]
+) -> Opened:
+    """Open a graph on a device ("auto" or a key of DEVICES).
+
+    Args:
+        allow_cpu: whether the CPU may stand in for a device that was named.
+        entries: further settings of the session, by ONNX Runtime's names.
+
+    Raises:
+        ConfigError: the installed ONNX Runtime has no such device.
+        ModelError: it has, and the graph can't be loaded there.
+        ModelFormatError: the file is damaged, or what it refers to is missing.
+    """
+    if device != "auto" and device not in DEVICES:
+        raise ConfigError(f"there is no device {device}: choose auto, {', '.join(DEVICES)}")
+    available = ort.get_available_providers()
+    twice = several_packages()
+    notes = [twice] if twice else []
+    wanted = _AUTO if device == "auto" else (device, "cpu") if allow_cpu else (device,)
+    reason = ""
+    for key in wanted:
+        chosen = DEVICES[key]
+        if chosen.provider not in available:
+            if device == key:
+                have = ", ".join(d.label for d in DEVICES.values() if d.provider in available)
+                reason = f"this ONNX Runtime can't use {chosen.label} (it has {have})"
+            continue
+        try:
+            native = _create(path, chosen, threads, entries)
+            share = _share(native, chosen)
+        except ModelError as error:
+            if key == "cpu":
+                raise
+            reason = str(error)
+            continue
+        if reason:
+            notes.append(f"{name} runs on the CPU: {reason}")
+        label = chosen.label if key != "cpu" else f"CPU, {threads} thread{'s' * (threads != 1)}"
+        if share is not None and share[0] < share[1]:
+            label += f" ({share[0]} of {share[1]} operations, the others on the CPU)"
+        return Opened(native, chosen, label, notes)
+    advice = twice or DEVICES[device].install
+    raise ConfigError(f"{reason}: {advice}; or choose --device cpu")
+
+
+def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what goes wrong is raised; stderr is the user's
+    # A pattern is kept for each new shape, and with a growing text every pass has a new one.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    providers: list[Any] = [(device.provider, device.options)]
+    if device.provider != CPU:
+        providers.append(CPU)
+    if device.memory == "cuda" and hasattr(ort, "preload_dlls"):
+        with contextlib.suppress(Exception):  # CUDA's libraries may be found another way
+            ort.preload_dlls()
+    try:
+        native = ort.InferenceSession(
+            str(path), options, providers=providers, enable_fallback=False
+        )
+    except Exception as error:  # its exceptions share no class of their own
+        raise _load_error(path, device, error) from error
+    if device.provider not in native.get_providers():
+        raise ModelError(f"{device.label} is installed but doesn't start (driver or libraries)")
+    return native
+
+
+def _share(native: Any, device: Device) -> tuple[int, int] | None:
+    """How many of the graph's operations run on the device, of how many; None where not told.
+
+    Raises ModelError where none does: the provider is there, and the CPU does the work.
+    """
+    ask = getattr(native, "get_provider_graph_assignment_info", None)
+    if ask is None or device.provider == CPU:  # before ONNX Runtime 1.24 it can't be asked
+        return None
+    counts: Counter[str] = Counter()
+    with contextlib.suppress(Exception):
+        for part in ask():
+            counts[part.ep_name] += len(part.get_nodes())
+    if not counts:
+        return None
+    if not counts[device.provider]:
+        raise ModelError(f"{device.label} takes none of this graph's operations")
+    return counts[device.provider], counts.total()
+
+
+def several_packages() -> str | None:
+    """A sentence where two packages of ONNX Runtime are installed over each other."""
+    names = {(d.metadata["Name"] or "").lower() for d in distributions()}
+    found = sorted(names & set(_PACKAGES))
+    if len(found) < 2:
+        return None
+    return (
+        f"{' and '.join(found)} are both installed and overwrite each other's files: "
+        f"pip uninstall {' '.join(found)}, then install the one you want"
+    )
+
+
+def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
+    text = " ".join(str(error).split())
+    if device.provider != CPU:
+        return ModelError(f"{device.label} can't load {path.name} ({text[:200]})")
+    if "external" in text.lower() or ".data" in text or "_data" in text:
+        return ModelFormatError(
+            f"{path.name} keeps its weights in another file that is missing, cut short or not "
+            f"allowed there ({text[-200:]}): fetch the whole folder"
+        )
+    for word in ("Protobuf", "INVALID_PROTOBUF", "INVALID_GRAPH", "parse"):
+        if word in text:
+            return ModelFormatError(f"{path.name} is damaged or no ONNX model ({text[:200]})")
+    return ModelError(f"ONNX Runtime can't load {path.name} ({text[:300]})")

@@ -1,0 +1,121 @@
+"""A checkpoint, or a target and its draft, to ONNX: `edgespec export onnx`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.onnx import Result
+
+_DTYPES = ("fp32", "fp16", "int8", "int4")
+
+
+def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the kind."""
+    parser = kinds.add_parser(
+        "onnx", help="a folder with an ONNX model, for ONNX Runtime",
+        description="Writes a checkpoint as a folder with model.onnx, its tokenizer and a "
+        "manifest, and checks it against the checkpoint.",
+    )  # fmt: skip
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a folder with config.json and safetensors, or "
+        "a hub id (owner/name)",
+    )  # fmt: skip
+    parser.add_argument(
+        "out", nargs="?", metavar="OUT", type=Path, help="the folder to write (NAME-DTYPE here)"
+    )
+    parser.add_argument(
+        "--draft", metavar="CHECKPOINT", help="a smaller model of the same family to export with "
+        "it; OUT then holds the folders `target` and `draft`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, default="int4",
+        help="how to store the weights: floats, or blocks of 8 or 4 bits (int4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft-dtype", choices=_DTYPES, help="how to store the draft's weights (as --dtype)"
+    )
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument(
+        "--fused", dest="style", action="store_const", const="fused", help="fused attention and "
+        "a cache that stays in place (where the family is known)",
+    )  # fmt: skip
+    style.add_argument(
+        "--portable", dest="style", action="store_const", const="portable", help="plain "
+        "operators: slower, for any architecture optimum knows",
+    )  # fmt: skip
+    parser.add_argument(
+        "--revision", metavar="REVISION", help="a branch, tag or commit of the hub (the newest)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace what is there already")
+    parser.add_argument(
+        "--register", metavar="NAME", help="add it to your models.toml as the pair NAME, with "
+        "lookup, and the draft where there is one, as its drafters",
+    )  # fmt: skip
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    from edgespec.commands.progress import shown
+    from edgespec.exporters import onnx
+    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.onnx_pair import export_pair
+
+    onnx.require_extra(args.style)
+    with shown() as report:
+        checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
+        draft = Checkpoint.open(args.draft, None, report) if args.draft else None
+    out = args.out or Path(f"{checkpoint.name}-{args.dtype}")
+    draft_dtype = args.draft_dtype or args.dtype
+    print(onnx.plan(checkpoint, args.dtype, args.style).sentence, file=sys.stderr)
+    if draft is not None:
+        print(onnx.plan(draft, draft_dtype, args.style).sentence, file=sys.stderr)
+    with shown() as report:
+        if draft is None:
+            results = [
+                onnx.export(
+                    checkpoint, out, dtype=args.dtype, style=args.style, overwrite=args.force,
+                    report=report,
+                )
+            ]  # fmt: skip
+        else:
+            results = export_pair(
+                checkpoint, draft, out, dtypes=(args.dtype, draft_dtype), style=args.style,
+                overwrite=args.force, report=report,
+            )  # fmt: skip
+    for result in results:
+        for note in result.notes:
+            print(f"note: {result.path.name}: {note}", file=sys.stderr)
+        print(result.summary, file=sys.stderr)
+    _tell_entry(args.register, [checkpoint, *([draft] if draft else [])], results)
+    print(out)
+    return 0
+
+
+def _tell_entry(
+    registered: str | None, checkpoints: list[Checkpoint], results: list[Result]
+) -> None:
+    """Add the pair to the user's models.toml, or show what would be added."""
+    from edgespec.exporters.onnx_file import MODEL
+    from edgespec.exporters.register import Exported, pair_entry, register
+
+    if registered is None and len(results) == 1:
+        return
+    name = registered or results[0].path.parent.name
+    names = [f"{name}-target", f"{name}-draft"] if len(results) > 1 else [name]
+    models = [
+        Exported(model, result.path / MODEL, "onnx", checkpoint.licence)
+        for model, result, checkpoint in zip(names, results, checkpoints, strict=True)
+    ]
+    said = " with ".join(checkpoint.name for checkpoint in checkpoints)
+    entry = pair_entry(name, models[0], models[1:], f"{said}, ONNX")
+    if registered is None:
+        print(f"for your models.toml (--register NAME adds it):\n\n{entry}", file=sys.stderr)
+        return
+    file = register(entry, [*names, name])
+    print(f"registered as {name} in {file}", file=sys.stderr)

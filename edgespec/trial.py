@@ -1,0 +1,133 @@
+"""What drafters are worth for a target on this machine: tried on what the target itself says.
+
+Invariant: every drafter is judged by the same text. Where the target takes the likeliest token, a
+draft token stands with exactly the chance that the drafter names the target's own next token behind
+the target's own text, so one pass of the drafter over that text finds the acceptance, and what
+differs between two drafters is the drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.costs import Costs, measure
+from edgespec.sampling import GREEDY, Sampler
+from edgespec.session import Session
+from edgespec.tune import LENGTH, Choice, best
+
+PAYS = 1.02
+"""A drafter that is thought to gain less than this isn't worth its memory."""
+
+_ROWS = 32  # logits rows asked for at a time
+_NAME = "model"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the target's greedy answer, as ids."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came out.
+
+    Attributes:
+        name: the drafter.
+        nbytes: its file's size.
+        step: seconds of a draft step, relative to the target's pass over one token.
+        acceptance: the chance of a draft token to stand, where those before it did.
+        choice: the lookahead that pays most at that rate, and its gain over plain decoding.
+    """
+
+    name: str
+    nbytes: int
+    step: float
+    acceptance: float
+    choice: Choice
+
+
+def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
+    """The share of the target's tokens, of ids below `width`, that a drafter would have named.
+
+    The first token of an answer doesn't count, since it is never drafted. 0 where there is none.
+    """
+    sampler = Sampler(GREEDY, width)
+    right = count = 0
+    for text in texts:
+        session.rollback(0)
+        if len(text.answer) < 2:
+            continue
+        session.forward(text.prompt)
+        for begin in range(0, len(text.answer) - 1, _ROWS):
+            fed = text.answer[begin : min(begin + _ROWS, len(text.answer) - 1)]
+            rows = session.forward(fed, len(fed))  # (n, V)
+            following = text.answer[begin + 1 :]
+            for row, token in zip(rows, following, strict=False):
+                right += sampler.argmax(row, model=session.name) == token
+            count += len(fed)
+    session.rollback(0)
+    return right / count if count else 0.0
+
+
+def tried(
+    name: str,
+    nbytes: int,
+    target: Session,
+    drafter: Session,
+    texts: Iterable[Text],
+    width: int,
+    check: Callable[[], None] = lambda: None,
+) -> Trial:
+    """Measure one drafter; both caches are empty afterwards."""
+    rate = acceptance(drafter, texts, width)
+    costs: Costs = measure(target, {_NAME: drafter}, check=check)
+    step = costs.seconds(_NAME, 1, LENGTH) / costs.expected(1, LENGTH)
+    return Trial(name, nbytes, step, rate, best(costs, _NAME, rate))
+
+
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Best first; of those that gain nothing, the one that is nearest to it."""
+    return sorted(trials, key=lambda t: (-t.choice.gain, t.step / max(t.acceptance, 1e-9)))
+
+
+def table(trials: Sequence[Trial], human_bytes: Callable[[int], str]) -> list[str]:
+    """The lines to print, best first."""
+    rows = [("DRAFTER", "SIZE", "STEP", "ACCEPTANCE", "LOOKAHEAD", "GAIN")]
+    for trial in ranked(trials):
+        pays = trial.choice.gain >= PAYS
+        rows.append(
+            (
+                trial.name,
+                human_bytes(trial.nbytes),
+                f"{trial.step:.2f}",
+                f"{trial.acceptance:.0%}",
+                str(trial.choice.lookahead) if pays else "none",
+                f"{trial.choice.gain:.2f}" if pays else "-",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        lines.append("  ".join((row[0].ljust(widths[0]), *cells)))
+    return lines
+
+
+def verdict(trials: Sequence[Trial], target: str) -> str:
+    """One sentence: which drafter to use, or that none pays."""
+    first = ranked(trials)[0]
+    if first.choice.gain < PAYS:
+        return (
+            f"None of these drafters pays for {target} on this machine: the best of them, "
+            f"{first.name}, costs {first.step:.2f} of a pass of the target for each draft token, "
+            f"of which {first.acceptance:.0%} stand, and no lookahead gains 2% at that rate."
+        )
+    return (
+        f"{first.name} pays most for {target} on this machine: {first.acceptance:.0%} of its draft "
+        f"tokens stand, and a lookahead of {first.choice.lookahead} is then expected to give "
+        f"{first.choice.gain:.2f} times plain decoding's tokens per second."
+    )

@@ -1,0 +1,252 @@
+"""A checkpoint as a folder with an ONNX model.
+
+Two styles. *Fused*: attention in one operator that writes into a cache which stays in place; for
+the families in `onnx_fused`. *Portable*: plain operators, for any architecture optimum knows.
+
+Invariant: what gets the final name has passed the gate and has its manifest in it; whatever ends an
+export early leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec.errors import ConfigError, ExportError
+from edgespec.exporters import manifest
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.progress import Report, silent
+from edgespec.exporters.staging import refuse_existing, stage
+from edgespec.fetch.sources import human_bytes
+
+DTYPES = ("fp32", "fp16", "int8", "int4")
+Style = Literal["fused", "portable"]
+
+INSTALL = "pip install 'edgespec[export]'"
+_BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.25, "int4": 5.125}  # with scales and zeros
+_TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
+_ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an export will be, before anything is read.
+
+    Attributes:
+        size_bytes: of the folder. disk_bytes: what the work takes. memory_bytes: at its peak.
+        seconds: a rough guess, from two cores of a server.
+    """
+
+    dtype: str
+    style: Style
+    architecture: str
+    size_bytes: int
+    disk_bytes: int
+    memory_bytes: int
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        minutes = max(1, round(self.seconds / 60))
+        return (
+            f"{self.style}, {self.dtype}: about {human_bytes(self.size_bytes)}, "
+            f"{human_bytes(self.memory_bytes)} of memory and {minutes} "
+            f"minute{'s' * (minutes > 1)} on two free cores"
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an export left: a folder, the manifest in it, and what the person is told."""
+
+    path: Path
+    manifest: Path
+    size_bytes: int
+    parity: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """In one line: how large it is, and how near to its checkpoint."""
+        found = self.parity["logits"]
+        return (
+            f"{self.path.name}: {human_bytes(self.size_bytes)}; against the checkpoint, mean KL "
+            f"{found['mean_kl']:.2g}, the same likeliest token in {found['top1']:.1%} of "
+            f"{found['positions']} positions"
+        )
+
+
+def require_extra(style: Style | None = None) -> None:
+    """Raises ExportError, with the command to run, where a library of the extra is missing."""
+    needed = ["torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers"]
+    needed += ["onnxruntime_genai"] if style != "portable" else []
+    needed += ["optimum"] if style != "fused" else []
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportError(f"Export to ONNX needs {', '.join(missing)}; install it: {INSTALL}")
+
+
+def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan:
+    """What an export would take.
+
+    style: None is fused where the family is known. Raises ConfigError for an unknown dtype and
+    ExportError where the style can't be had.
+    """
+    from edgespec.exporters import onnx_fused
+
+    if dtype not in DTYPES:
+        raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
+    architecture = next(iter(checkpoint.architectures), "a model without a name")
+    if style == "fused" and not onnx_fused.knows(architecture):
+        raise ExportError(
+            f"{checkpoint.name} is a {architecture}, which can't be exported with fused attention; "
+            "use --portable."
+        )
+    chosen: Style = style or ("fused" if onnx_fused.knows(architecture) else "portable")
+    numbers = checkpoint.parameters
+    size = int(numbers * _BITS[dtype] / 8)
+    copy = numbers * (2 if dtype == "fp16" else 4) if chosen == "portable" else 0
+    # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
+    held = 2 * checkpoint.size_bytes if chosen == "fused" else checkpoint.size_bytes + 2 * copy
+    return Plan(
+        dtype, chosen, architecture, size, size + copy, held + (1 << 30),
+        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30),
+    )  # fmt: skip
+
+
+def export(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    dtype: str = "int4",
+    style: Style | None = None,
+    overwrite: bool = False,
+    report: Report = silent,
+) -> Result:
+    """Write `checkpoint` to the folder `out`.
+
+    Raises ExportError where it can't be exported, or where what was made isn't the same model.
+    """
+    refuse_existing(out, overwrite)
+    require_extra(style)
+    planned = plan(checkpoint, dtype, style)
+    wanted = {
+        "format": "onnx", "source": checkpoint.source, "revision": checkpoint.revision,
+        "dtype": dtype, "style": planned.style,
+    }  # fmt: skip
+    with stage(out, wanted=wanted, need_bytes=planned.disk_bytes, overwrite=overwrite) as work:
+        folder = work.folder / "model"
+        folder.mkdir()
+        made = _make(checkpoint, planned, folder, report)
+        gc.collect()  # the torch model lives in circles, and the graph is loaded next
+        report("checking against the checkpoint")
+        from edgespec.exporters import onnx_gate
+
+        parity = onnx_gate.check(
+            folder, made.reference, made.ids, dtype, in_place=planned.style == "fused"
+        )
+        parity["ids"] = {"equal": True, "texts": len(made.ids)}
+        tool = "onnxruntime-genai" if planned.style == "fused" else "optimum-onnx"
+        description = manifest.describe(
+            checkpoint,
+            "onnx",
+            {path.name: path for path in folder.iterdir()},
+            options={
+                "dtype": dtype, "style": planned.style, "optional_inputs": made.optional_inputs,
+            },
+            tools=(*_TOOLS, tool),
+            parity=parity,
+            notes=made.notes,
+            report=report,
+        )  # fmt: skip
+        description.write(manifest.beside(folder))
+        work.publish({folder: out})
+    size = sum(path.stat().st_size for path in out.iterdir())
+    return Result(out, manifest.beside(out), size, parity, made.notes)
+
+
+@dataclass(frozen=True)
+class _Made:
+    reference: Mapping[str, Any]
+    ids: dict[str, list[int]]
+    optional_inputs: list[str]
+    notes: tuple[str, ...]
+
+
+def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -> _Made:
+    """Write the graph and its text files; the torch model is gone when this returns."""
+    from edgespec.exporters import (
+        onnx_file,
+        onnx_fused,
+        onnx_graph,
+        onnx_portable,
+        onnx_reference,
+        onnx_text,
+        onnx_weights,
+    )
+
+    report("reading the tokenizer")
+    tokenizer = onnx_text.load(checkpoint)
+    ids = onnx_text.probe_ids(tokenizer)
+    onnx_text.save(checkpoint, tokenizer, folder)
+    onnx_text.check(folder, tokenizer, ids)
+    report("loading the checkpoint")
+    loaded = onnx_reference.load(checkpoint)
+    report("running the checkpoint on the probe texts")
+    reference = onnx_reference.logits(loaded, ids)
+    parameters = [tuple(p.shape) for p in loaded.parameters()]  # a tied one comes once
+    tied = onnx_reference.is_tied(loaded)
+    vocabulary = loaded.get_input_embeddings().weight.shape[0]
+    half = planned.dtype == "fp16"
+    report(f"making the {planned.style} graph")
+    scratch = folder.with_name("plain")
+    if planned.style == "fused":
+        model, builder = onnx_fused.build(loaded, planned.architecture, scratch, half=half)
+        onnx_fused.write_config(builder, checkpoint.path, folder)
+        del builder
+    else:
+        model = onnx_portable.build(loaded, scratch, half=half)
+    del loaded
+    notes: list[str] = []
+    onnx_graph.join_transposes(model)
+    ends = onnx_graph.find_ends(model, vocabulary)
+    if tied:
+        ends = onnx_graph.share_embedding(model, ends)
+    if ends.head is not None:
+        onnx_graph.select_rows(model, ends.head)
+    else:
+        notes.append("its head wasn't found, so a prompt computes the logits of every position")
+    aliases: Mapping[str, str] = {}
+    kept: list[str] = []
+    if planned.dtype in ("int4", "int8"):
+        changed = onnx_weights.quantise(
+            model, ends, 4 if planned.dtype == "int4" else 8, report=report
+        )
+        aliases, kept = changed.aliases, changed.kept
+    tables = sum(v.const_value.nbytes for n, v in model.graph.initializers.items()
+                 if n in ("cos_cache", "sin_cache"))  # fmt: skip
+    onnx_file.write(model, folder, aliases, report)
+    shutil.rmtree(scratch, ignore_errors=True)
+    _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, kept)
+    optional = [onnx_graph.ROWS] if ends.head is not None else []
+    return _Made(reference, ids, optional, tuple(notes))
+
+
+def _check_size(size: int, parameters: list[tuple[int, ...]], dtype: str, kept: list[str]) -> None:
+    """Raises ExportError for a file that holds more than its parameters."""
+    import math
+
+    matrices = sum(math.prod(shape) for shape in parameters if len(shape) > 1)
+    others = sum(math.prod(shape) for shape in parameters if len(shape) <= 1)
+    expected = matrices * _BITS[dtype] / 8 + others * 4
+    if size > 1.02 * expected + _ROOM:
+        left = f"; still floats: {', '.join(kept[:3])}" if kept else ""
+        raise ExportError(
+            f"The exported file has {human_bytes(size)} where its parameters need "
+            f"{human_bytes(int(expected))}, so something lies in it twice{left}."
+        )

@@ -1,0 +1,66 @@
+"""A target and its draft as ONNX, in one folder.
+
+Invariant: both or neither; and a pair whose tokens differ is refused before any work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.exporters import manifest, onnx
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.onnx import Result, Style
+from edgespec.exporters.parity import differing_ids
+from edgespec.exporters.progress import Report, silent
+from edgespec.exporters.staging import refuse_existing, stage
+
+NAMES = ("target", "draft")
+
+
+def export_pair(
+    target: Checkpoint,
+    draft: Checkpoint,
+    out: Path,
+    *,
+    dtypes: tuple[str, str],
+    style: Style | None = None,
+    overwrite: bool = False,
+    report: Report = silent,
+) -> list[Result]:
+    """Write both to `out`/target and `out`/draft. Raises ExportError as `onnx.export` does."""
+    refuse_existing(out, overwrite)
+    onnx.require_extra(style)
+    models = (target, draft)
+    plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
+    _require_same_tokens(target, draft)
+    wanted = {"format": "onnx pair"}
+    need = sum(planned.disk_bytes for planned in plans)
+    with stage(out, wanted=wanted, need_bytes=need, overwrite=overwrite) as work:
+        pair = work.folder / "pair"
+        made = [
+            onnx.export(
+                checkpoint, pair / name, dtype=dtype, style=style,
+                report=lambda stage, done=0, total=0, name=name: report(
+                    f"{name}: {stage}", done, total
+                ),
+            )
+            for checkpoint, name, dtype in zip(models, NAMES, dtypes, strict=True)
+        ]  # fmt: skip
+        work.publish({pair: out})
+    return [
+        replace(result, path=out / name, manifest=manifest.beside(out / name))
+        for result, name in zip(made, NAMES, strict=True)
+    ]
+
+
+def _require_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
+    from edgespec.exporters import onnx_text
+
+    ids = [onnx_text.probe_ids(onnx_text.load(model)) for model in (target, draft)]
+    if where := differing_ids(*ids):
+        raise ExportError(
+            f"{draft.name} can't draft for {target.name}: they don't share their tokens (first "
+            f"difference in {where})."
+        )

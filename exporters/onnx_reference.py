@@ -1,0 +1,84 @@
+"""What a checkpoint's own code says: its model in torch, and that model's logits.
+
+Invariant: the logits are those of the stored weights computed in float32, whatever type they are
+stored in, and the weights are as they were afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgespec.errors import ExportError
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.parity import Floats
+from edgespec.platform import usable_cpus
+
+
+def load(checkpoint: Checkpoint) -> Any:
+    """The model, its weights as they are stored. Runs no code of the checkpoint's own.
+
+    Raises ExportError where transformers can't load it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(usable_cpus())
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path, dtype="auto", trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever its many parts raise
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
+    return loaded.eval()
+
+
+def is_tied(loaded: Any) -> bool:
+    """Whether the head multiplies by the embedding's own matrix."""
+    head, embedding = loaded.get_output_embeddings(), loaded.get_input_embeddings()
+    return head is not None and head.weight.data_ptr() == embedding.weight.data_ptr()
+
+
+def logits(loaded: Any, texts: Mapping[str, Sequence[int]]) -> dict[str, Floats]:
+    """The logits (n, V) of each text's ids, float32."""
+    found = {}
+    with torch.inference_mode(False), torch.no_grad(), _as_float32(loaded):
+        for name, ids in texts.items():
+            output = loaded(input_ids=torch.tensor([list(ids)]), use_cache=False)
+            found[name] = np.asarray(output.logits[0].float().numpy())
+    return found
+
+
+@contextmanager
+def _as_float32(loaded: Any) -> Iterator[None]:
+    """Each module's own weights are float32 while it computes, and only then.
+
+    Sixteen bits and back is exact, and the whole model in float32 would need twice the memory.
+    """
+    kept: dict[Any, torch.dtype] = {}
+
+    def widen(module: Any, _inputs: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                kept[parameter] = parameter.dtype
+                parameter.data = parameter.data.float()
+
+    def narrow(module: Any, _inputs: Any, _output: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter in kept:
+                parameter.data = parameter.data.to(kept.pop(parameter))
+
+    handles = []
+    for module in loaded.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            handles.append(module.register_forward_pre_hook(widen))
+            handles.append(module.register_forward_hook(narrow))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,136 @@
+"""A model's graph run as it is stored, for the checks after an export; the runtime has its own way.
+
+Invariant: the graph is fed what it declares and nothing else. A cache that stays in place is one
+buffer, past and present; any other is what the last pass returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from edgespec.errors import ExportError
+from edgespec.exporters.onnx_graph import ROWS
+
+_TYPES: dict[str, Any] = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+}  # fmt: skip
+
+
+class Graph:
+    """One text going through a graph.
+
+    Attributes:
+        length: tokens in the cache; in place, set it back to forget some.
+        in_place: see `__init__`.
+    """
+
+    def __init__(
+        self, path: Path, *, in_place: bool, room: int = 0, threads: int | None = None
+    ) -> None:
+        """Open model.onnx on the CPU.
+
+        in_place: the graph's attention writes behind what is in the cache, which has `room`
+        positions. Raises ExportError where ONNX Runtime can't load it.
+        """
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        try:
+            self._session: Any = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its errors have no common class of their own
+            reason = str(error).split("\n", 1)[0]
+            raise ExportError(f"ONNX Runtime can't load what was exported: {reason}") from error
+        declared = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
+        self._inputs = {value.name: value for value in declared}
+        self._outputs = [value.name for value in self._session.get_outputs()]
+        self._caches = [name for name in self._inputs if name.startswith("past")]
+        self.in_place = in_place
+        self._room = room
+        self.length = 0
+        self._binding = self._session.io_binding()
+        self._past = {name: self._empty(name, room if in_place else 0) for name in self._caches}
+
+    def forward(
+        self, tokens: Sequence[int], rows: Sequence[int] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Append tokens (n,); the logits (len(rows), V) of these positions within the pass, or all.
+
+        Raises ExportError where the pass fails.
+        """
+        count = len(tokens)
+        if self.in_place and self.length + count > self._room:
+            raise ValueError("the cache is full")
+        total = self.length + count
+        fed = {
+            "input_ids": [list(tokens)],
+            "attention_mask": [[1] * total],
+            "position_ids": [list(range(self.length, total))],
+            "num_logits_to_keep": 0,
+            "use_cache_branch": [self.length > 0],
+        }
+        binding = self._binding
+        binding.clear_binding_inputs()
+        binding.clear_binding_outputs()
+        for name in self._inputs.keys() - set(self._caches) - {ROWS}:
+            if name not in fed:
+                raise ExportError(f"The exported graph wants an input {name} that nobody knows.")
+            binding.bind_cpu_input(name, self._array(name, fed[name]))
+        if ROWS in self._inputs and rows is not None:
+            # The other way of binding looks for inputs without a default only.
+            named = onnxruntime.OrtValue.ortvalue_from_numpy(np.array(rows, np.int64))
+            binding.bind_ortvalue_input(ROWS, named)
+        for name, value in self._past.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self._outputs:
+            past = _past_name(name)
+            if self.in_place and past in self._past:
+                binding.bind_ortvalue_output(name, self._past[past])
+            else:
+                binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            reason = str(error).split("\n", 1)[0]
+            raise ExportError(f"A pass through what was exported failed: {reason}") from error
+        made = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        if not self.in_place:
+            self._past = {p: made[n] for n in made if (p := _past_name(n)) in self._past}
+        self.length = total
+        logits = made["logits"].numpy()[0].astype(np.float32)
+        if rows is not None and ROWS not in self._inputs:
+            logits = logits[list(rows)]
+        return np.asarray(logits, np.float32)
+
+    def clear(self) -> None:
+        """Start a new text."""
+        self.length = 0
+        if not self.in_place:
+            self._past = {name: self._empty(name, 0) for name in self._caches}
+
+    @property
+    def selects_rows(self) -> bool:
+        """Whether the graph can be asked for some positions' logits alone."""
+        return ROWS in self._inputs
+
+    def _array(self, name: str, value: Any) -> npt.NDArray[Any]:
+        return np.array(value, dtype=_TYPES.get(self._inputs[name].type, np.bool_))
+
+    def _empty(self, name: str, length: int) -> Any:
+        value = self._inputs[name]
+        _, heads, _, size = value.shape
+        array = np.zeros((1, heads, length, size), _TYPES[value.type])
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _past_name(present: str) -> str:
+    return present.replace("present.", "past_key_values.", 1)

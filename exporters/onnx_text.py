@@ -1,0 +1,91 @@
+"""The text side of an exported folder: its tokenizer, its templates and the ids of the probes.
+
+Invariant: the folder's tokenizer.json alone gives the ids of the checkpoint's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ExportError
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.parity import PROBES, differing_ids
+
+Ids = dict[str, list[int]]
+
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def load(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's tokenizer. Raises ExportError where there is none, or it can't be saved."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever its many parts raise
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ExportError(
+            f"transformers can't load the tokenizer of {checkpoint.name}: {reason}"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ExportError(
+            f"The tokenizer of {checkpoint.name} is Python code of its own and can't be written as "
+            "tokenizer.json, which is what an ONNX folder is read with."
+        )
+    return tokenizer
+
+
+def probe_ids(tokenizer: Any) -> Ids:
+    """The ids of every probe text, and of one made of the model's own control tokens."""
+    return {
+        name: tokenizer(text, add_special_tokens=False).input_ids
+        for name, text in _texts(tokenizer).items()
+    }
+
+
+def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
+    """Write tokenizer, templates and configuration into `folder`, as the checkpoint has them."""
+    if not (checkpoint.path / "tokenizer.json").is_file():
+        own = folder / "tokenizer"
+        tokenizer.save_pretrained(own)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (own / name).is_file():
+                (own / name).replace(folder / name)
+        shutil.rmtree(own)
+    for name in _FILES:
+        if (checkpoint.path / name).is_file():
+            shutil.copyfile(checkpoint.path / name, folder / name)
+
+
+def check(folder: Path, tokenizer: Any, expected: Mapping[str, list[int]]) -> None:
+    """Raises ExportError where the folder's tokenizer.json gives other ids."""
+    from tokenizers import Tokenizer
+
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    got = {
+        name: ours.encode(text, add_special_tokens=False).ids
+        for name, text in _texts(tokenizer).items()
+    }
+    if where := differing_ids(expected, got):
+        raise ExportError(
+            f"The exported tokenizer.json gives other ids than the checkpoint's tokenizer: {where}."
+        )
+
+
+def _texts(tokenizer: Any) -> dict[str, str]:
+    control = list(map(str, tokenizer.added_tokens_encoder))[:12]
+    return {**PROBES, "control tokens": " and ".join(control) or "none"}

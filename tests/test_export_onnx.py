@@ -1,0 +1,371 @@
+"""Exports to ONNX: what is written is the checkpoint's model, once, or nothing is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.cli import main
+from edgespec.errors import ConfigError, ExportError
+from edgespec.exporters import onnx as exporter
+from edgespec.exporters import parity
+from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.parity import Limits, compare, differing_ids
+
+_NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai", "optimum")
+_MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+with_extra = pytest.mark.skipif(
+    bool(_MISSING), reason=f"needs the extra `export` ({', '.join(_MISSING)})"
+)
+# What torch, transformers and optimum say to each other while they work.
+pytestmark = pytest.mark.filterwarnings("default")
+
+# ------------------------------------------------------------------------------- the figures
+
+
+def test_figures_are_those_of_the_definition() -> None:
+    certain = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], np.float32))
+    other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]], np.float32))
+    found = compare({"text": certain}, {"text": other})
+    # Of the first position: 0.5 log 2 + 0.25 log 0.5; of the second nothing.
+    assert found.mean_kl == pytest.approx(0.25 * np.log(2) / 2, rel=1e-5)
+    assert (found.positions, found.top1, found.where) == (2, 0.5, "text, position 0")
+    assert found.worst == pytest.approx(np.log(2), rel=1e-5)
+
+
+def test_adding_the_same_to_every_logit_changes_nothing_but_the_worst() -> None:
+    rows = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    found = compare({"text": rows}, {"text": rows + 3})
+    assert found.mean_kl < 1e-6 and found.top1 == 1 and found.worst == pytest.approx(3, rel=1e-4)
+
+
+def test_what_is_no_number_is_refused_by_its_place() -> None:
+    rows = np.zeros((3, 4), np.float32)
+    bad = rows.copy()
+    bad[2, 1] = np.nan
+    refusal = Limits(9, 0, 9).refusal(compare({"text": rows}, {"text": bad}))
+    assert refusal is not None and "text, position 2" in refusal
+
+
+def test_a_limit_that_is_passed_is_named() -> None:
+    rows = np.eye(3, dtype=np.float32) * 5
+    found = compare({"text": rows}, {"text": rows[:, ::-1]})
+    refusal = Limits(mean_kl=0.1, top1=0.9, worst=9).refusal(found)
+    assert refusal is not None and "mean KL" in refusal and "33.3%" in refusal
+    assert "off by" not in refusal
+    assert Limits(mean_kl=9, top1=0.1, worst=9).refusal(found) is None
+
+
+def test_ids_that_differ_are_named() -> None:
+    assert differing_ids({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3]}) == ""
+    assert differing_ids({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3, 4]}) == "b, token 1"
+
+
+# -------------------------------------------------------------------------- before any work
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else real(name, *a)
+    )
+    with pytest.raises(ExportError, match=r"needs torch.*pip install 'edgespec\[export\]'"):
+        exporter.require_extra("portable")
+    assert main(["export", "onnx", str(tmp_path), str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "pip install 'edgespec[export]'" in said and len(said.splitlines()) == 1
+
+
+# --------------------------------------------------------------------------- real exports
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkpoint]:
+    """Makes a small random checkpoint of a family, once."""
+    import torch
+    import transformers
+    from tiny_checkpoint import byte_level_tokenizer
+
+    made: dict[str, Checkpoint] = {}
+
+    def make(family: str = "Llama", *, tied: bool = True, dtype: str = "float32") -> Checkpoint:
+        folder = tmp_path_factory.getbasetemp() / f"{family}-{tied}-{dtype}"
+        if folder.name in made:
+            return made[folder.name]
+        tokenizer = byte_level_tokenizer()
+        size = max(
+            *tokenizer["model"]["vocab"].values(),
+            *(token["id"] for token in tokenizer["added_tokens"]),
+        )
+        sizes = (
+            {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+            if family == "GPT2"
+            else {
+                "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2,
+                "max_position_embeddings": 1024,
+            }
+        )  # fmt: skip
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=size + 1, tie_word_embeddings=tied, initializer_range=0.05,
+            bos_token_id=0, eos_token_id=1, **sizes,
+        )  # fmt: skip
+        torch.manual_seed(7)
+        kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        model = getattr(transformers, kind)(config).to(getattr(torch, dtype))
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+        made[folder.name] = Checkpoint.open(folder)
+        return made[folder.name]
+
+    return make
+
+
+def _graph(folder: Path, style: str = "fused") -> Any:
+    from edgespec.exporters.onnx_run import Graph
+
+    return Graph(folder / "model.onnx", in_place=style == "fused", room=64)
+
+
+def _weights(folder: Path) -> dict[str, tuple[int, int]]:
+    """Where each stored tensor lies in the data file: offset and bytes."""
+    import onnx
+
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    entries = {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
+        for tensor in graph.initializer
+        if tensor.external_data
+    }
+    return {name: (int(e["offset"]), int(e["length"])) for name, e in entries.items()}
+
+
+@with_extra
+@pytest.mark.parametrize("dtype", exporter.DTYPES)
+def test_a_fused_export_is_the_model(
+    dtype: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    result = exporter.export(checkpoint(), tmp_path / "out", dtype=dtype)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    files = {path.name for path in result.path.iterdir()}
+    assert files >= {
+        "model.onnx", "model.onnx.data", "config.json", "tokenizer.json", "genai_config.json",
+        result.manifest.name,
+    }  # fmt: skip
+    record = json.loads(result.manifest.read_text(encoding="utf-8"))
+    assert record["options"]["style"] == "fused"
+    assert record["parity"]["logits"]["positions"] > 300
+    assert record["output_files"].keys() == files - {result.manifest.name}
+    graph = _graph(result.path)
+    every = graph.forward([5, 6, 7, 8])
+    graph.clear()
+    np.testing.assert_allclose(graph.forward([5, 6, 7, 8], [3, 1]), every[[3, 1]], atol=0.05)
+    graph.length = 2  # two tokens are taken back, and come again
+    np.testing.assert_allclose(graph.forward([7, 8], [1])[0], every[3], atol=0.05)
+
+
+@with_extra
+@pytest.mark.parametrize("dtype", exporter.DTYPES)
+def test_a_tied_embedding_lies_in_the_file_once(
+    dtype: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    tied = exporter.export(checkpoint(), tmp_path / "tied", dtype=dtype).path
+    single = exporter.export(checkpoint(tied=False), tmp_path / "untied", dtype=dtype).path
+    parameters = 64 * json.loads((tied / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    bits = {"fp32": 32, "fp16": 16, "int8": 9.25, "int4": 5.125}[dtype]
+    saved = [(p / "model.onnx.data").stat().st_size for p in (single, tied)]
+    assert saved[0] - saved[1] == pytest.approx(parameters * bits / 8, abs=1000)
+    places = _weights(tied).values()
+    if dtype.startswith("int"):
+        assert len(set(places)) == len(places) - 1  # two shapes of the same bytes
+    assert sum(length for _, length in set(places)) <= saved[1]
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("family", "dtype", "stored"),
+    [("GPT2", "fp32", "float32"), ("Qwen2", "int8", "bfloat16"), ("Qwen2", "fp16", "float32")],
+)
+def test_a_portable_export_is_the_model(
+    family: str, dtype: str, stored: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    source = checkpoint(family, dtype=stored)
+    result = exporter.export(source, tmp_path / "out", dtype=dtype, style="portable")
+    graph = _graph(result.path, "portable")
+    every = graph.forward([5, 6, 7, 8])
+    graph.clear()
+    graph.forward([5, 6])
+    np.testing.assert_allclose(graph.forward([7, 8], [1])[0], every[3], atol=0.05)
+
+
+@with_extra
+def test_style_follows_the_family(checkpoint: Callable[..., Checkpoint]) -> None:
+    assert exporter.plan(checkpoint("Qwen2"), "int4").style == "fused"
+    assert exporter.plan(checkpoint("GPT2"), "int4").style == "portable"
+    with pytest.raises(ExportError, match=r"GPT2LMHeadModel.*--portable"):
+        exporter.plan(checkpoint("GPT2"), "int4", "fused")
+    with pytest.raises(ConfigError, match="choose from fp32"):
+        exporter.plan(checkpoint(), "q4_0")
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("weight", "what"),
+    [("layers.0.mlp.down_proj", "mean KL"), ("lm_head", "mean KL")],
+)
+def test_a_graph_that_is_another_model_is_refused(
+    weight: str,
+    what: str,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from edgespec.exporters import onnx_fused
+
+    build = onnx_fused.build
+
+    def wrong(loaded: Any, *args: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            found = [p for n, p in loaded.named_parameters() if weight in n]
+            found[0].mul_(1.5)
+        return build(loaded, *args, **options)
+
+    monkeypatch.setattr(onnx_fused, "build", wrong)
+    with pytest.raises(ExportError, match=f"failed its check.*{what}.*position"):
+        exporter.export(checkpoint(tied=False), tmp_path / "out", dtype="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+def test_a_graph_that_forgets_its_past_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass over a whole text is right, and only the steps show it."""
+    import onnx_ir
+
+    from edgespec.exporters import onnx_file
+    from edgespec.exporters.onnx_graph import constant
+
+    write = onnx_file.write
+
+    def forgetful(model: Any, *args: Any) -> None:
+        zero = constant(model.graph, "zero", np.float32(0))
+        for past in [value for value in model.graph.inputs if value.name.startswith("past")]:
+            readers = [use.node for use in past.uses() if use.node.op_type == "Concat"]
+            blank = onnx_ir.node("Mul", [past, zero])
+            model.graph.insert_before(readers[0], blank)
+            readers[0].replace_input_with(0, blank.outputs[0])
+        write(model, *args)
+
+    monkeypatch.setattr(onnx_file, "write", forgetful)
+    with pytest.raises(ExportError, match="Several tokens in a pass aren't"):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="fp32", style="portable")
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+@pytest.mark.parametrize("stage", ["loading", "quantising", "writing", "checking", "reading the r"])
+def test_a_stop_leaves_nothing(
+    stage: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    def stop(said: str, done: int = 0, total: int | None = 0) -> None:
+        if said.startswith(stage):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="int4", report=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+def test_a_file_with_something_in_it_twice_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.exporters import onnx_graph
+
+    monkeypatch.setattr(exporter, "_ROOM", 30_000)
+    monkeypatch.setattr(onnx_graph, "share_embedding", lambda _model, ends: ends)
+    with pytest.raises(ExportError, match="twice"):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="fp32")
+
+
+@with_extra
+def test_a_pair_is_written_and_registered(
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from edgespec import registry
+
+    own = tmp_path / "models.toml"
+    monkeypatch.setattr("edgespec.exporters.register.user_models_file", lambda: own)
+    target, draft = checkpoint(), checkpoint("Qwen2")
+    out = tmp_path / "pair"
+    command = ["export", "onnx", str(target.path), str(out), "--draft", str(draft.path)]
+    assert main([*command, "--dtype", "fp32", "--draft-dtype", "int4", "--register", "tiny"]) == 0
+    pair = registry.load_registry(own).pair("tiny")
+    assert pair.target.source == registry.FileSource(out / "target" / "model.onnx")
+    assert pair.drafters[0] == registry.LOOKUP
+    assert [model.format for model in pair.models] == ["onnx", "onnx"]
+    assert capsys.readouterr().out.strip() == str(out)
+    assert sorted(path.name for path in out.iterdir()) == ["draft", "target"]
+
+
+@with_extra
+def test_a_pair_with_other_tokens_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    from tiny_checkpoint import ODD_SPLIT, byte_level_tokenizer
+
+    from edgespec.exporters.onnx_pair import export_pair
+
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint().path, other)
+    tokenizer = json.dumps(byte_level_tokenizer(ODD_SPLIT))
+    (other / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    with pytest.raises(ExportError, match="don't share their tokens"):
+        export_pair(checkpoint(), Checkpoint.open(other), tmp_path / "out", dtypes=("fp32", "fp32"))
+    assert not (tmp_path / "out").exists()
+
+
+@with_extra
+@pytest.mark.parametrize(("bits", "most"), [(4, 0.5), (8, 0.5)])
+def test_blocks_hold_what_was_put_in(bits: int, most: float) -> None:
+    import torch
+
+    from edgespec.exporters.onnx_blocks import pack, unpack
+
+    torch.manual_seed(3)
+    matrix = torch.randn(7, 80)
+    matrix[2, :32] = 0  # a block of zeros
+    matrix[3, :32] = 2.5  # one of a single number
+    packed = pack(matrix, bits, 32)
+    assert packed.data.shape == (7, 3, 32 * bits // 8) and packed.zeros.shape[0] == 7
+    difference = np.abs(unpack(packed) - matrix.numpy())
+    spans = matrix.clamp(max=0).amin(1) - matrix.clamp(min=0).amax(1)
+    # Half a step of a grid over the row's span, and as much again for the scale that fits best.
+    step = float(spans.abs().max()) / (2**bits - 1)
+    assert difference.max() <= 2 * most * step
+    assert not difference[2, :32].any() and difference[3, :32].max() < step / 2
+
+
+@with_extra
+def test_the_probes_have_every_kind_of_text() -> None:
+    assert {"English", "code", "Chinese", "emoji"} <= parity.PROBES.keys()

@@ -1,0 +1,489 @@
+"""ONNX models: what is refused and why, what a graph declares, caches, devices, text, pairs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from tiny_gguf import spm_vocabulary, write_tiny
+from tiny_onnx import write_tiny_onnx
+
+from edgespec.backends import LoadOptions, load_model, onnx_folder, ort_cache, ort_providers
+from edgespec.backends import ort as backend
+from edgespec.backends.onnx_tokenizer import _byte_letters
+from edgespec.backends.ort_graph import as_float32
+from edgespec.errors import (
+    Cancelled,
+    ConfigError,
+    IncompatiblePair,
+    ModelError,
+    ModelFormatError,
+    NumericalError,
+)
+from edgespec.fetch import fetch, local_path
+from edgespec.registry import HubSource, load_registry
+from edgespec.runtime import Runtime
+from edgespec.sampling import GREEDY
+from edgespec.session import CancelFlag, Model
+from edgespec.tokenizer import StreamingDetokenizer, check_same_tokens, decode
+
+TEXT = [3, 4, 5, 6, 7, 8, 9, 10]
+GQA: dict[str, Any] = {"attention": "gqa", "positions": False}
+
+
+def opened(folder: Path, **options: Any) -> Model:
+    return load_model(folder, LoadOptions(**{"threads": 1, **options}), CancelFlag())
+
+
+def from_scratch(folder: Path, tokens: list[int], cache: type = np.float32) -> np.ndarray:
+    """Every row, by ONNX Runtime alone, without a cache."""
+    native = onnxruntime.InferenceSession(folder / "model.onnx")
+    given: dict[str, Any] = {
+        "input_ids": [tokens],
+        "attention_mask": [[1] * len(tokens)],
+        "position_ids": [range(len(tokens))],
+        "logits_rows": range(len(tokens)),
+        "num_logits_to_keep": len(tokens),
+    }
+    feeds = {}
+    for entry in native.get_inputs():
+        if entry.name.startswith("past"):
+            feeds[entry.name] = np.zeros((1, entry.shape[1], 0, entry.shape[3]), cache)
+        elif entry.name == "use_cache_branch":
+            feeds[entry.name] = np.array([False])
+        else:
+            feeds[entry.name] = np.array(given[entry.name], np.int64)
+    return native.run(["logits"], feeds)[0][0]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "in place": GQA,
+    "grown": {},
+    "positions from the mask": {"positions": False},
+    "no mask": {"mask": False},
+    "neither": {"mask": False, "positions": False},
+    "merged": {"merged": True},
+    "rows": {"rows": "logits_rows"},
+    "keep": {"rows": "num_logits_to_keep"},
+    "external data": {"external": True},
+    "mask ignored": {"ignores_mask": True},
+    "padding": {"padding": 7},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_with_rejected_drafts_give_what_a_fresh_run_gives(kind: str, tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path, **KINDS[kind])
+    session = opened(folder, context_size=256).session
+    rng = np.random.default_rng(3)
+    text = rng.integers(3, 200, 150).tolist()
+    rows: list[np.ndarray] = []
+    while session.length < len(text):
+        at = session.length
+        good = text[at : at + int(rng.integers(1, 5))]
+        wrong = rng.integers(3, 200, int(rng.integers(0, 5))).tolist()
+        logits = session.forward([*good, *wrong], len(good) + len(wrong))
+        rows.append(logits[: len(good)].copy())
+        session.rollback(at + len(good))
+    expected = from_scratch(folder, text)
+    assert np.ptp(expected) > 10  # against which the tolerance is rounding
+    assert np.allclose(np.concatenate(rows), expected, atol=1e-3)
+
+
+def test_where_the_cache_lies(tmp_path: Path) -> None:
+    shared = opened(write_tiny_onnx(tmp_path / "a", **GQA))
+    grown = opened(write_tiny_onnx(tmp_path / "b"))
+    assert (shared.details["cache"], grown.details["cache"]) == ("in place", "grown")
+    assert grown.session.cache.holes
+    for wrong in ({"ignores_mask": True}, {"mask": False}):
+        assert not opened(write_tiny_onnx(tmp_path / str(wrong), **wrong)).session.cache.holes
+
+
+def test_an_in_place_cache_is_allocated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(write_tiny_onnx(tmp_path, **GQA)).session
+    monkeypatch.setattr(ort_cache, "allocate", lambda *_: pytest.fail("allocated again"))
+    for _ in range(3):
+        session.forward(TEXT * 20)
+        session.rollback(5)
+
+
+def test_a_grown_cache_takes_turns_between_two_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(write_tiny_onnx(tmp_path), context_size=2048).session
+    made = []
+    block = ort_cache.allocate
+    monkeypatch.setattr(ort_cache, "allocate", lambda *a: made.append(a[1]) or block(*a))
+    for _ in range(1500):
+        session.forward([3])
+    assert len(made) / 4 <= 4  # four tensors: each buffer grew by doubling
+    assert session.cache.slots == 1500
+
+
+def test_holes_are_closed_before_they_cost_much(tmp_path: Path) -> None:
+    session = opened(write_tiny_onnx(tmp_path), context_size=400).session
+    most = 0
+    while session.length < 395:
+        session.forward([3, 4, 5, 6, 7], 5)
+        session.rollback(session.length - 3)
+        most = max(most, session.cache.slots - session.length)
+    assert 10 < most <= 25
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"ignores_past": True}, "ignores the text before"),
+        ({"last_row": True}, "last position alone"),
+    ],
+)
+def test_a_graph_that_cant_check_drafts_may_still_draft(
+    wrong: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_onnx(tmp_path / "wrong", **wrong)
+    assert reason in opened(folder).only_drafts
+    with pytest.raises(ConfigError, match=reason):
+        Runtime.open(target=folder, drafters=[], lookahead=0, threads=1)
+    target = write_tiny_onnx(tmp_path / "right")
+    plain = answer(target, [])
+    assert answer(target, [str(folder)]) == plain
+
+
+def answer(target: Path, drafters: list[str], lookahead: int = 3) -> list[int]:
+    with Runtime.open(
+        target=target, drafters=drafters, lookahead=lookahead if drafters else 0, threads=1
+    ) as runtime:
+        result = runtime.generate([3, 70, 80, 90], GREEDY, max_tokens=40).result
+        assert not drafters or result.counters.drafted
+        return list(result.tokens)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "reason"),
+    [
+        ({"nan": True}, NumericalError, "returns NaN"),
+        ({"cached": False}, ModelFormatError, "keeps no cache"),
+        ({"extra_input": "pixel_values"}, ModelFormatError, "can't feed: pixel_values"),
+    ],
+)
+def test_what_is_refused(
+    wrong: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=reason):
+        opened(write_tiny_onnx(tmp_path, **wrong))
+
+
+def test_damaged_and_missing_files(tmp_path: Path) -> None:
+    whole = write_tiny_onnx(tmp_path / "whole", external=True)
+
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(whole, tmp_path / name))
+
+    (broken("data") / "model.onnx.data").unlink()
+    with pytest.raises(ModelFormatError, match="another file that is missing"):
+        opened(tmp_path / "data")
+    graph = broken("cut") / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:300])
+    with pytest.raises(ModelFormatError, match="damaged"):
+        opened(tmp_path / "cut")
+    (broken("words") / "tokenizer.json").unlink()
+    with pytest.raises(ModelFormatError, match=r"no tokenizer\.json"):
+        opened(tmp_path / "words")
+    (broken("json") / "config.json").write_text("{")
+    with pytest.raises(ModelFormatError, match=r"config\.json"):
+        opened(tmp_path / "json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelFormatError, match="holds no ONNX model"):
+        opened(tmp_path / "empty")
+    (tmp_path / "empty" / "model.safetensors").touch()
+    with pytest.raises(ModelFormatError, match="edgespec export"):
+        opened(tmp_path / "empty")
+
+
+def test_which_graph_a_folder_means(tmp_path: Path) -> None:
+    # As onnx-community lays them out: graphs a level below the tokenizer.
+    made = write_tiny_onnx(tmp_path / "model" / "onnx", file="model_q4.onnx")
+    for name in ("tokenizer.json", "config.json"):
+        (made / name).rename(made.parent / name)
+    found = onnx_folder.find(tmp_path / "model")
+    assert found and (found.graph.name, found.folder.name, found.name) == (
+        "model_q4.onnx",
+        "model",
+        "model",
+    )
+    shutil.copy(made / "model_q4.onnx", made / "model_int8.onnx")
+    with pytest.raises(ModelFormatError, match=r"model_int8\.onnx, model_q4\.onnx"):
+        opened(tmp_path / "model")
+    assert opened(made / "model_q4.onnx").name == "model/model_q4.onnx"
+    # As onnxruntime-genai's builder does: its configuration names the graph.
+    genai = {"model": {"decoder": {"filename": "model_int8.onnx"}, "context_length": 99}}
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(made.parent / name, made / name)
+    (made / "genai_config.json").write_text(json.dumps(genai))
+    model = opened(made)
+    assert model.session.context_size == 99
+
+
+def test_the_context_is_no_longer_than_the_model(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path, context=300)
+    assert opened(folder).session.context_size == 300
+    with pytest.raises(ConfigError, match="--ctx-size"):
+        opened(folder, context_size=301)
+
+
+def test_logits_of_every_type_come_as_float32() -> None:
+    values = np.array([1.5, -2.0, 0.0, np.inf], np.float32)
+    half = values.astype(np.float16).view(np.uint16)
+    brain = (values.view(np.uint32) >> 16).astype(np.uint16)
+    for words, element in ((values.view(np.uint32), 1), (half, 10), (brain, 16)):
+        assert as_float32(words, element).dtype == np.float32
+        assert as_float32(words, element).tolist() == values.tolist()
+
+
+def test_a_prompt_goes_in_pieces_that_hold_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = write_tiny_onnx(tmp_path / "every")
+    chosen = write_tiny_onnx(tmp_path / "chosen", rows="logits_rows")
+    monkeypatch.setattr(backend, "_LOGITS_BYTES", 20 * 4 * len(spm_vocabulary()[0]))
+    text = np.random.default_rng(1).integers(3, 200, 130).tolist()
+    expected = from_scratch(every, text)
+    for folder, rows in ((every, 20), (chosen, 1)):
+        session = opened(folder).session
+        assert np.allclose(session.forward(text)[0], expected[-1], atol=1e-4)
+        assert len(session._outlet.words) <= rows + 7  # four tokens were tried at the start
+        session.rollback(0)
+        assert np.allclose(session.forward(text, 70), expected[-70:], atol=1e-4)
+
+
+def test_a_long_pass_is_stopped_by_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = CancelFlag()
+    folder = write_tiny_onnx(tmp_path, layers=8, **GQA)
+    session = load_model(folder, LoadOptions(threads=1), cancel).session
+    session.forward(TEXT)
+    expected = session.forward([9], 1).copy()
+    session.rollback(len(TEXT))
+    watched = []
+    monkeypatch.setattr(session, "_watch", lambda: watched.append(session._terminate()))
+    monkeypatch.setattr("edgespec.backends.native_thread._POLL_S", 0.0)
+    with pytest.raises(Cancelled):
+        while True:
+            session.forward(TEXT * 60)
+            session.rollback(len(TEXT))
+    assert watched
+    assert session.length == len(TEXT)
+    assert np.allclose(session.forward([9]), expected, atol=1e-4)
+
+
+LEAVE = """
+import threading
+from edgespec.backends import LoadOptions, load_model
+from edgespec.errors import Cancelled, ModelError
+from edgespec.session import CancelFlag
+
+bare = load_model({folder!r}, LoadOptions(threads=1), CancelFlag()).session
+bare.forward([3, 4])
+busy = load_model({folder!r}, LoadOptions(threads=1), CancelFlag()).session
+begun = threading.Event()
+
+def forever():
+    try:
+        while True:
+            busy.rollback(0)
+            begun.set()
+            busy.forward([3] * {tokens})
+    except (Cancelled, ModelError):
+        pass
+
+threading.Thread(target=forever, daemon=True).start()
+begun.wait()
+print("end of the program")
+"""
+
+
+@pytest.mark.parametrize("tokens", [4, 2000])
+def test_leaving_in_the_middle_of_a_pass(tokens: int, tmp_path: Path) -> None:
+    script = LEAVE.format(folder=str(write_tiny_onnx(tmp_path, **GQA)), tokens=tokens)
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end of the program\n", "")
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize("device", ["cuda", "directml", "tensorrt"])
+def test_a_device_that_cant_be_had(device: str, tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    if ort_providers.DEVICES[device].provider in onnxruntime.get_available_providers():
+        pytest.skip("this machine has it")
+    with pytest.raises(ConfigError, match=r"can't use .* --device cpu"):
+        opened(folder, device=device)
+    model = opened(folder, device=device, allow_cpu=True)
+    assert model.details["device"].startswith("CPU")
+    assert any("runs on the CPU" in note for note in model.notes)
+    assert opened(folder).notes == []  # nothing to tell of "auto" on a machine without a GPU
+
+
+def test_a_provider_that_takes_no_operation_is_not_the_device() -> None:
+    class Part:
+        ep_name = ort_providers.CPU
+
+        def get_nodes(self) -> list[int]:
+            return [1, 2, 3]
+
+    class Native:
+        def get_provider_graph_assignment_info(self) -> list[Part]:
+            return [Part()]
+
+    cuda = ort_providers.DEVICES["cuda"]
+    with pytest.raises(ModelError, match="none of this graph's operations"):
+        ort_providers._share(Native(), cuda)
+    Part.ep_name = cuda.provider
+    assert ort_providers._share(Native(), cuda) == (3, 3)
+
+
+def test_two_packages_at_once_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Package:
+        def __init__(self, name: str) -> None:
+            self.metadata = {"Name": name}
+
+    both = [Package("onnxruntime"), Package("onnxruntime-gpu"), Package("numpy")]
+    monkeypatch.setattr(ort_providers, "distributions", lambda: both)
+    folder = write_tiny_onnx(tmp_path)
+    assert any("overwrite each other's files" in note for note in opened(folder).notes)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [ort_providers.CPU])
+    with pytest.raises(ConfigError, match="pip uninstall onnxruntime onnxruntime-gpu"):
+        opened(folder, device="cuda")
+
+
+# ---------------------------------------------------------------------------------------- text
+
+
+def test_text_rules_are_those_of_the_gguf_side(tmp_path: Path) -> None:
+    ours = opened(write_tiny_onnx(tmp_path / "onnx")).tokenizer
+    theirs = load_model(
+        write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1), CancelFlag()
+    ).tokenizer
+    assert ours.vocabulary() == theirs.vocabulary()
+    assert ours.num_tokens == theirs.num_tokens
+    assert (ours.stop_ids, dict(ours.control_tokens)) == (
+        theirs.stop_ids,
+        dict(theirs.control_tokens),
+    )
+    for text in ("hello, world", "", " two  spaces", "naïve 🙂\n", "</s><s>a<unk>", "\ud800x"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert not {0, 1, 2} & set(ours.encode(text.replace("\ud800", "")))
+    for token in range(ours.num_tokens):
+        assert ours.token_bytes(token) == theirs.token_bytes(token)
+
+
+def test_pieces_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    letters = sorted(_byte_letters(), key=lambda c: _byte_letters()[c])
+    words = ["<s>", "<|im_end|>", "<tool>", *letters]
+    words += [f"w{i}" for i in range(len(spm_vocabulary()[0]) - len(words))]
+    data["model"] = {"type": "BPE", "vocab": {w: i for i, w in enumerate(words)}, "merges": []}
+    data["normalizer"] = None
+    data["pre_tokenizer"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    data["decoder"] = {**data["pre_tokenizer"], "trim_offsets": True, "use_regex": True}
+    for i, entry in enumerate(data["added_tokens"]):
+        entry |= {"content": words[i], "special": i == 0}
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "config.json").write_text('{"eos_token_id": [0]}')
+    tokenizer = opened(folder).tokenizer
+    assert 1 in tokenizer.stop_ids  # by its name, though it isn't listed as special
+    text = "a<|im_end|>ñ🙂 <tool>\n"
+    ids = tokenizer.encode(text)
+    assert 1 not in ids
+    assert 2 in ids  # no control token, so plain text may hold it
+    stream = StreamingDetokenizer(tokenizer)
+    assert "".join(map(stream.add, ids)) + stream.finish() == decode(tokenizer, ids) == text
+    assert tokenizer.token_bytes(1) == b""
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    small = write_tiny_onnx(tmp_path / "small", tokens=spm_vocabulary()[0][:270])
+    large = write_tiny_onnx(tmp_path / "large")
+    shutil.copy(large / "tokenizer.json", small / "tokenizer.json")
+    with pytest.raises(ModelFormatError, match="of another model"):
+        opened(small)
+
+
+# --------------------------------------------------------------------------------------- pairs
+
+
+@pytest.mark.parametrize("drafter", ["gguf", "gqa", "copy"])
+@pytest.mark.parametrize("target", ["gguf", "gqa", "copy"])
+def test_any_two_backends_draft_for_each_other(target: str, drafter: str, tmp_path: Path) -> None:
+    def made(kind: str, seed: int, name: str) -> Path:
+        if kind == "gguf":
+            return write_tiny(tmp_path / f"{name}.gguf", seed=seed, context=2048)
+        return write_tiny_onnx(
+            tmp_path / name,
+            attention=kind,  # type: ignore[arg-type]
+            positions=kind == "copy",
+            seed=seed,
+            padding=13 * seed,  # rows of logits that no token stands for
+        )
+
+    one, other = made(target, 0, "target"), made(drafter, 1, "drafter")
+    assert answer(one, [str(other)]) == answer(one, [])
+
+
+def test_other_tokens_are_refused(tmp_path: Path) -> None:
+    words = spm_vocabulary()[0]
+    target = opened(write_tiny_onnx(tmp_path / "a"))
+    longer = opened(write_tiny_onnx(tmp_path / "b", tokens=[*words, b"more"]))
+    check_same_tokens(target.tokenizer, longer.tokenizer)
+    words[300] = b"else"
+    other = opened(write_tiny_onnx(tmp_path / "c", tokens=words))
+    with pytest.raises(IncompatiblePair, match="token 300"):
+        check_same_tokens(target.tokenizer, other.tokenizer)
+
+
+# ------------------------------------------------------------------------------------ registry
+
+
+def test_a_folder_in_the_models_file(tmp_path: Path) -> None:
+    write_tiny_onnx(tmp_path / "tiny")
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[models.tiny]\nsource = { kind = "file", path = "tiny" }\nformat = "onnx"\n'
+        '[models.far]\nsource = { kind = "hub", repo = "a/b", file = "onnx/model.onnx", '
+        'files = ["onnx/model.onnx_data", "tokenizer.json"] }\nformat = "onnx"\n'
+        'licence = "mit"\nsize_bytes = 1\n',
+        encoding="utf-8",
+    )
+    registry = load_registry(file)
+    tiny = registry.model("tiny")
+    size = sum(f.stat().st_size for f in (tmp_path / "tiny").iterdir())
+    assert (fetch(tiny), local_path(tiny), tiny.size_bytes) == (
+        tmp_path / "tiny",
+        tmp_path / "tiny",
+        size,
+    )
+    source = registry.model("far").source
+    assert isinstance(source, HubSource)
+    assert source.files == ("onnx/model.onnx_data", "tokenizer.json")

@@ -1,0 +1,229 @@
+"""The bridge: what it reports, in which order, and that it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tui_fakes import ANSWER, Clock, FakeRuntime, Script
+
+from edgespec.errors import Cancelled, FetchError, ModelError
+from edgespec.tui.bridge import Bridge
+from edgespec.tui.messages import (
+    Ask,
+    Choice,
+    DownloadEnded,
+    Downloading,
+    Event,
+    Failed,
+    Figures,
+    Finished,
+    Loaded,
+    LoadFailed,
+    Settings,
+    Streamed,
+)
+
+PAIR = Choice("tiny")
+
+
+class Rig:
+    """A bridge on fake runtimes, and all that it said."""
+
+    def __init__(self, script: Script | None = None, *, held: bool = False, **fakes: Any) -> None:
+        self.clock = Clock()
+        self.runtimes: list[FakeRuntime] = []
+        self.options: list[dict[str, Any]] = []
+        self.events: list[Event] = []
+
+        def opener(pair: str | None, **options: Any) -> FakeRuntime:
+            self.options.append(options)
+            self.runtimes.append(FakeRuntime(script or Script(), self.clock, held=held))
+            return self.runtimes[-1]
+
+        fakes.setdefault("fetcher", lambda pair, told: None)
+        self.bridge = Bridge(fakes.pop("opener", opener), clock=self.clock, **fakes)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            self.events += self.bridge.drain()
+            if condition():
+                return
+            time.sleep(0.005)
+        raise AssertionError(self.events)
+
+    def last(self, kind: type) -> Any:
+        return next((e for e in reversed(self.events) if isinstance(e, kind)), None)
+
+    def loaded(self) -> Rig:
+        self.bridge.open(PAIR, Settings())
+        self.until(lambda: self.last(Loaded) is not None)
+        return self
+
+
+def test_an_answer_is_streamed_whole_with_figures_ten_times_a_second() -> None:
+    rig = Rig().loaded()
+    rig.bridge.ask(Ask(1, (), "hi", Settings()))
+    rig.until(lambda: rig.last(Finished) is not None)
+    streamed = [e for e in rig.events if isinstance(e, Streamed)]
+    assert "".join(e.text for e in streamed) == ANSWER == rig.last(Finished).text
+    assert "".join(p.text for e in streamed for p in e.pieces) == ANSWER
+    figures = [e for e in rig.events if isinstance(e, Figures)]
+    rounds = rig.last(Finished).figures.rounds + 1
+    assert rounds * Script().seconds / 0.2 < len(figures) <= rounds * Script().seconds / 0.1 + 2
+    assert rig.bridge.close(5) and rig.runtimes[0].closed
+
+
+def test_probabilities_are_kept_only_when_asked_for() -> None:
+    rig = Rig().loaded()
+    for turn, wanted in ((1, False), (2, True)):
+        rig.bridge.ask(Ask(turn, (), "hi", Settings(), probabilities=wanted))
+        rig.until(lambda turn=turn: getattr(rig.last(Finished), "turn", 0) == turn)
+        pieces = [p for e in rig.events if isinstance(e, Streamed) and e.turn == turn
+                  for p in e.pieces]  # fmt: skip
+        assert all((p.probability is not None) == wanted for p in pieces)
+    rig.bridge.close(5)
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_stop_ends_the_turn_with_what_came(rounds: int) -> None:
+    rig = Rig(held=True).loaded()
+    rig.bridge.ask(Ask(1, (), "hi", Settings()))
+    rig.runtimes[0].allow(rounds)
+    if rounds:
+        rig.until(lambda: sum(len(e.text) for e in rig.events if isinstance(e, Streamed)) > 9)
+    rig.bridge.stop()
+    rig.until(lambda: rig.last(Finished) is not None)
+    end = rig.last(Finished)
+    assert (
+        end.reason == "cancelled" and ANSWER.startswith(end.text) and bool(end.text) == (rounds > 0)
+    )
+    rig.bridge.ask(Ask(2, (), "next", Settings()))
+    rig.runtimes[0].free()
+    rig.until(lambda: rig.last(Finished).turn == 2)
+    assert rig.last(Finished).text == ANSWER
+    rig.bridge.close(5)
+
+
+def test_history_and_continuation_reach_the_runtime() -> None:
+    rig = Rig(Script(answers=["more"])).loaded()
+    asked = Ask(1, (("q1", "a1"),), "q2", Settings(system="s"), answer="begun ")
+    rig.bridge.ask(asked)
+    rig.until(lambda: rig.last(Finished) is not None)
+    assert [m.content for m in rig.runtimes[0].asked[0]] == ["s", "q1", "a1", "q2", "begun "]
+    assert rig.last(Finished).text == "begun more"
+    rig.bridge.close(5)
+
+
+def test_an_error_is_a_sentence_and_anything_unforeseen_too() -> None:
+    rig = Rig(Script(answers=[ModelError("a sentence")])).loaded()
+    rig.bridge.ask(Ask(1, (), "q", Settings()))
+    rig.until(lambda: rig.last(Failed) is not None)
+    assert rig.last(Failed).error == "a sentence"
+    rig.runtimes[0].conversation = None  # type: ignore[assignment, method-assign]
+    rig.bridge.ask(Ask(2, (), "q", Settings()))
+    rig.until(lambda: rig.last(Failed).turn == 2)
+    assert "TypeError" in rig.last(Failed).error
+    rig.bridge.close(5)
+
+
+def test_settings_reach_the_opener() -> None:
+    rig = Rig()
+    settings = Settings(lookahead=3, drafters=("lookup",), context_size=99, threads=1)
+    rig.bridge.open(PAIR, settings)
+    rig.until(lambda: rig.last(Loaded) is not None)
+    options = rig.options[0]
+    assert (options["lookahead"], options["drafters"], options["context_size"]) == (
+        3, ["lookup"], 99,
+    )  # fmt: skip
+    assert options["fetch"] is False
+    rig.bridge.close(5)
+
+
+def test_a_load_that_another_replaced_is_closed_and_not_reported() -> None:
+    go = threading.Event()
+    opened: list[FakeRuntime] = []
+
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        assert go.wait(5)
+        opened.append(FakeRuntime(Script(), Clock()))
+        return opened[-1]
+
+    rig = Rig(opener=opener)
+    first = rig.bridge.open(PAIR, Settings())
+    second = rig.bridge.open(PAIR, Settings())
+    go.set()
+    rig.until(lambda: rig.last(Loaded) is not None)
+    assert rig.last(Loaded).load == second
+    assert [e.error for e in rig.events if isinstance(e, LoadFailed) and e.load == first] == [""]
+    assert len(opened) == 1 or opened[0].closed
+    rig.bridge.close(5)
+
+
+def test_a_fetch_is_told_and_cancelled() -> None:
+    started = threading.Event()
+
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        for done in range(10_000):
+            told("model", done, 10_000)
+            started.set()
+            time.sleep(0.001)
+
+    rig = Rig(fetcher=fetcher)
+    rig.bridge.open(PAIR, Settings())
+    rig.until(started.is_set)
+    rig.bridge.cancel_load()
+    rig.until(lambda: rig.last(LoadFailed) is not None)
+    assert rig.last(LoadFailed).error == "" and not rig.runtimes
+    started.clear()
+    rig.bridge.download("other")
+    rig.until(lambda: started.is_set() and rig.last(Downloading).pair == "other")
+    rig.bridge.cancel_download("other")
+    rig.until(lambda: rig.last(DownloadEnded) is not None)
+    assert rig.last(DownloadEnded) == DownloadEnded("other", cancelled=True)
+    assert rig.bridge.close(5)
+
+
+def test_a_download_that_fails_says_why() -> None:
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        raise FetchError("the disk is full")
+
+    rig = Rig(fetcher=fetcher)
+    rig.bridge.download("p")
+    rig.until(lambda: rig.last(DownloadEnded) is not None)
+    assert rig.last(DownloadEnded).error == "the disk is full"
+
+
+def test_measured_passes_are_told_and_stop_the_load() -> None:
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        for n in range(1000):
+            options["on_pass"]("check", n, 0.01)
+            time.sleep(0.002)
+        raise AssertionError("it should have been stopped")
+
+    rig = Rig(opener=opener)
+    rig.bridge.open(PAIR, Settings())
+    rig.until(lambda: any(type(e).__name__ == "Measured" for e in rig.events))
+    rig.bridge.cancel_load()
+    rig.until(lambda: rig.last(LoadFailed) is not None)
+    assert rig.last(LoadFailed).error == ""
+    assert rig.bridge.close(5)
+
+
+def test_closing_does_not_wait_for_native_work() -> None:
+    stuck, loading = threading.Event(), threading.Event()
+
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        loading.set()
+        stuck.wait(20)
+        raise Cancelled("late")
+
+    rig = Rig(opener=opener)
+    rig.bridge.open(PAIR, Settings())
+    assert loading.wait(10)
+    assert rig.bridge.close(0.05) is False
+    stuck.set()
+    assert rig.bridge.close(5) is True

@@ -1,0 +1,283 @@
+"""The parts of the chat that need no screen: text, layout, charts, figures, conversation."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from tui_fakes import DRAFTING, Clock, FakeRuntime, Script
+
+from edgespec.metrics import Counters
+from edgespec.tui import charts, commands, panel
+from edgespec.tui.document import Document
+from edgespec.tui.items import Answer, Note, Question, TokenFlow
+from edgespec.tui.markdown import MarkdownText
+from edgespec.tui.messages import Failed, Figures, Finished, Piece, Settings, Turn
+from edgespec.tui.meter import Meter, Pieces
+from edgespec.tui.shown import one_line, shown
+from edgespec.tui.talk import Talk
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=200)
+
+# ------------------------------------------------------------------------------------------ text
+
+
+@given(TEXT)
+def test_what_is_shown_holds_no_control_character(text: str) -> None:
+    bad = [c for c in shown(text) if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0]
+    assert not bad
+    assert not set(shown(text)) & set("\u202a\u202e\u2066\u2069\u200b\u200d\ufe0f\ufeff\xad")
+    assert "\n" not in one_line(text)
+
+
+@given(TEXT.filter(str.isalnum))
+def test_plain_words_are_shown_as_they_are(text: str) -> None:
+    assert shown(text) == text.replace("\U0001f3fb", "")
+
+
+def test_joined_emoji_are_shown_as_their_parts() -> None:
+    assert shown("👨‍👩‍👧 ❤️ 👍🏽 e\u0301") == "👨👩👧 ❤ 👍 e\u0301"
+
+
+# -------------------------------------------------------------------------------------- markdown
+
+SOURCES = [
+    "# Title\n\nA *b* **c** `d`\nnext line\n\n- one\n- two\n  - nested\n\n3. x\n4. y\n\nend",
+    "> quote\n> > deeper\n> - item\n\n---\n\n    indented code\n\n```py\nx = 1\n\ny\n```\ntail",
+    "| a | b |\n|---|:-:|\n| [red]x | `c|d` |\n| long cell here | y |\n\n[t](http://u) ![i](v)",
+    "```\nnever closed\n\n# no title\n- no item",
+    "loose\n\n- a\n\n- b\n\n  c\n\n1) d\n\nSetext\n===\n<b>html</b>\n<div>\nblock\n</div>\n",
+]
+
+
+def blocks(text: MarkdownText) -> list[Any]:
+    return [
+        (b.kind, b.text.plain, b.text.spans, b.first.plain, b.rest.plain, b.tight, b.language)
+        for b in text.blocks
+    ]
+
+
+@pytest.mark.parametrize("source", [*SOURCES, "\n\n".join(SOURCES)])
+def test_markdown_in_pieces_is_markdown_at_once(source: str) -> None:
+    for size in (1, 3, 17):
+        text = MarkdownText()
+        for at in range(0, len(source), size):
+            text.append(source[at : at + size])
+        assert blocks(text) == blocks(MarkdownText(source))
+        assert [x.text.plain for x in text.lines(40)] == [
+            x.text.plain for x in MarkdownText(source).lines(40)
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["# ", "- ", "\n", "```", "|a|b|\n", "> ", "表", "x" * 30, " ", "*",
+                                 "[red]", "`", "1. ", "    ", "\x1b[2J", "---\n"]), max_size=40),
+       st.integers(1, 60))  # fmt: skip
+def test_no_line_is_wider_than_asked_for(parts: list[str], width: int) -> None:
+    for item in (Answer("".join(parts)), Question("".join(parts)), Note("".join(parts), "error")):
+        for line in item.lines(max(width, 24)):
+            assert line.text.cell_length + line.indent <= max(width, 24)
+            assert cell_len(line.text.plain) == line.text.cell_length
+
+
+def test_what_markdown_looks_like() -> None:
+    lines = [line.text.plain for line in MarkdownText("\n\n".join(SOURCES[:2])).lines(40)]
+    assert lines == [
+        "Title", "", "A b c d", "next line", "", "• one", "• two", "  • nested", "", "3. x", "4. y",
+        "", "end", "", "▎ quote", "▎", "▎ ▎ deeper", "▎", "▎ • item", "", "─" * 40, "", " text",
+        " indented code", "", " py", " x = 1", " ", " y", "", "tail",
+    ]  # fmt: skip
+
+
+def test_code_is_kept_as_it_came() -> None:
+    assert MarkdownText("a\n\n```py\nx = [1]\n\n  y\n```\n\n~~~\nz\n~~~").codes == [
+        "x = [1]\n\n  y", "z",
+    ]  # fmt: skip
+
+
+def test_where_a_link_leads_is_written_out() -> None:
+    (line,) = MarkdownText("[good.example](http://evil.example)").lines(80)
+    assert line.text.plain == "good.example (http://evil.example)"
+
+
+# ------------------------------------------------------------------------------------- documents
+
+
+def test_lines_are_found_and_estimates_mended() -> None:
+    rng = random.Random(1)
+    document = Document()
+    document.set_width(30)
+    for number in range(300):
+        words = " ".join(f"w{number}" for _ in range(rng.randrange(1, 60)))
+        document.add(Answer(words + "\n\n- a\n- b" * rng.randrange(3)))
+    first = 900
+    for _ in range(5):
+        first += document.settle(first, 20)
+    seen = [document.line(first + y) for y in range(20)]
+    index, inside = document.at(first), first - document.top(document.at(first))
+    # All laid out now: the same lines are elsewhere, and still in a row.
+    real = [line for item in document.items for line in item.lines(30)]
+    document.set_width(30)
+    assert document.height == len(real)
+    assert seen == real[document.top(index) + inside :][:20]
+
+
+def test_a_view_stays_with_its_text_when_what_is_above_turns_out_longer() -> None:
+    document = Document()
+    document.set_width(20)
+    for number in range(50):
+        document.add(Answer(f"{number}\n\n" + "- item\n" * 10))
+    last = document.height - 5
+    last += document.settle(last, 5)
+    shown_now = [document.line(last + y) for y in range(5)]
+    up = last - 40
+    moved = document.settle(up, 5)
+    last += moved
+    assert [document.line(last + y) for y in range(5)] == shown_now
+
+
+def test_tokens_flow_in_lines_with_their_places() -> None:
+    flow = TokenFlow(10, "old text")
+    for text in ("ab", " cdef", " ghij", "\n", "", " a very long token", "表"):
+        flow.add(Piece(text, "accepted"))
+    assert [line.text.plain for line in flow.lines] == [
+        "old text", "ab cdef", " ghij↵", " a very", " long token"[:10], "n表",
+    ] or all(line.text.cell_length <= 10 for line in flow.lines)  # fmt: skip
+    for line in flow.lines[1:]:
+        ends = [end for _, end, _ in line.tokens]
+        assert ends == sorted(ends) and ends[-1] == line.text.cell_length
+    assert {token for line in flow.lines for _, _, token in line.tokens} == {0, 1, 2, 3, 5, 6}
+
+
+# ---------------------------------------------------------------------------------------- charts
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=300), st.integers(1, 80), st.integers(1, 6))
+def test_charts_have_their_size(values: list[float], width: int, height: int) -> None:
+    top = charts.round_top(max(values, default=0.0))
+    assert all(value <= top * 1.0001 for value in values)
+    rows = charts.graph(values, width, height, top)
+    assert [len(row) for row in rows] == [width] * height
+    assert len(charts.sparkline(values, width, top)) == width
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+def test_bars_say_their_share(share: float, width: int) -> None:
+    bar = charts.bar(share, width)
+    assert len(bar) == width and abs(bar.count("█") - share * width) <= 1
+    assert (bar.strip() == "") == (share == 0)
+
+
+@pytest.mark.parametrize("width", [20, 38, 60, 200])
+@pytest.mark.parametrize("height", [3, 8, 17, 50])
+@pytest.mark.parametrize("figures", [Figures(1), Figures(1, tokens=3, rounds=2, parked=True)])
+def test_a_panel_fits(width: int, height: int, figures: Figures) -> None:
+    lines = panel.long(figures, [], width, height)
+    assert len(lines) <= height and all(line.cell_length <= width for line in lines)
+    assert panel.short(figures, width).cell_length <= width
+
+
+def test_unknown_figures_are_left_out() -> None:
+    assert panel.short(Figures(1), 80).plain == ""
+    assert "0.0" not in "".join(line.plain for line in panel.long(Figures(1), [], 40, 40))
+
+
+# ------------------------------------------------------------------------- meter, pieces, talk
+
+
+def test_a_meter_counts_rounds_by_their_last_token() -> None:
+    runtime = FakeRuntime(Script(), Clock())
+    meter = Meter(7, runtime)  # type: ignore[arg-type]
+    counters = Counters(prompt_tokens=5)
+    meter.count(["plain"])
+    meter.count(["accepted", "accepted", "bonus", "plain", "accepted"])
+    meter.count(["recovered", "accepted"])
+    counters.tokens, counters.rounds, counters.decode_seconds = 8, 4, 0.5
+    figures = meter.figures(counters, rounds_over=True)
+    assert figures.recent_accepted == (2, 0, 1, 1)
+    assert figures.lengths == (0, 2, 1, 1)  # the last round was cut by the end of the text
+    assert figures.turn == 7 and figures.gain == DRAFTING.gain and figures.tokens_per_second == 14
+
+
+def test_recent_speed_is_that_of_the_last_second() -> None:
+    meter = Meter(1, FakeRuntime(Script(), Clock()))  # type: ignore[arg-type]
+    counters = Counters()
+    speeds = []
+    for step in range(40):
+        counters.tokens += 10 if step < 20 else 1
+        counters.decode_seconds += 0.1
+        speeds.append(meter.figures(counters).recent_tokens_per_second)
+    assert speeds[0] is None
+    assert speeds[19] == pytest.approx(100) and speeds[39] == pytest.approx(10)
+
+
+class Chunky:
+    """A chunk, and a tokenizer whose tokens are given as bytes."""
+
+    def __init__(self, text: str, *tokens: bytes) -> None:
+        self.text, self._bytes = text, tokens
+        self.tokens = range(len(tokens))
+        self.origins = ["plain"] * len(tokens)
+        self.logprobs = ()
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[token]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "texts"),
+    [
+        (Chunky("a b", b"a", b" b"), ["a", " b"]),
+        (Chunky("é!", b"\xc3", b"\xa9!"), ["", "é!"]),
+        (Chunky("cut", b"cut", b" off"), ["cut", ""]),
+        (Chunky("x\ufffd", b"x", b"\xc3"), ["x", "\ufffd"]),
+    ],
+)
+def test_pieces_say_what_their_chunk_says(chunk: Any, texts: list[str]) -> None:
+    pieces = Pieces(chunk).of(chunk)
+    assert [piece.text for piece in pieces] == texts
+    assert "".join(piece.text for piece in pieces) == chunk.text
+
+
+def test_a_talk_numbers_its_turns_and_keeps_the_old_one_when_nothing_comes() -> None:
+    talk = Talk()
+    ask = talk.ask("q", Settings())
+    assert talk.is_running(ask.turn) and not talk.is_running(ask.turn - 1)
+    talk.end(Finished(ask.turn, "a", "end", Figures(ask.turn)), "pair")
+    talk.restart(talk.turns)
+    again = talk.ask("q", Settings(), index=0)
+    assert again.turn > ask.turn and again.history == ()
+    assert talk.end(Failed(again.turn, "no"), "pair") is None
+    assert talk.turns[0].answer == "a"
+    more = talk.ask("q2", Settings())
+    assert more.history == (("q", "a"),)
+
+
+def test_captions() -> None:
+    figures = Figures(1, tokens=1, tokens_per_second=None)
+    assert panel.caption(Turn("q", "a", "end", figures=figures)) == "1 token"
+    assert "/continue" in panel.caption(Turn("q", "a", "length"))
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize(
+    ("text", "yes"),
+    [("/help", True), ("/set a b", True), ("/usr/bin", False), ("/ x", False), ("/a\nb", False),
+     ("a /help", False), ("/", False), ("/2", False)],
+)  # fmt: skip
+def test_what_is_a_command(text: str, yes: bool) -> None:
+    assert commands.is_command(text) == yes
+
+
+def test_completions_begin_with_what_is_there() -> None:
+    assert commands.completions("/s") == [
+        "/system ", "/set ", "/save", "/settings", "/stats", "/search ", "/stop",
+    ]  # fmt: skip
+    assert commands.completions("/set te", ["temperature", "top_k"]) == ["/set temperature"]
+    assert commands.completions("hello /s") == []

@@ -1,0 +1,309 @@
+"""A runtime that speaks from a script, at the pace that a test allows, by a clock of its own.
+
+The bridge, its thread and the app are the real ones. So a screen is the same every time, and a test
+can stop an answer at any token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edgespec.chat import Message
+from edgespec.errors import Cancelled, EdgespecError
+from edgespec.generation import Chunk, Result
+from edgespec.logprobs import TokenLogprobs
+from edgespec.metrics import Counters
+from edgespec.planner import PlannerStatus
+from edgespec.tui.app import ChatApp
+from edgespec.tui.bridge import Bridge
+from edgespec.tui.conversing import Stores
+from edgespec.tui.messages import Choice, Preferences, Settings
+
+DRAFTING = PlannerStatus("lookup", 4, False, "a draft of 4 pays", 1.62)
+PARKED = PlannerStatus("", 0, True, "a draft of 1 should add 0.2 tokens, which is too little", 1.0)
+
+ANSWER = """\
+Speculative decoding keeps the **target's own distribution**: drafts are only *guesses*.
+
+1. The drafter guesses a few tokens.
+2. The target checks them in `one pass`.
+
+```python
+def accept(target_probs, draft_probs, u):
+    # at most one
+    return u < min(1.0, target_probs / draft_probs)
+```
+
+What stands is kept; the rest is drawn anew.
+"""
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Words:
+    """A tokenizer that learns its vocabulary from what is said."""
+
+    def __init__(self) -> None:
+        self._known: list[bytes] = []
+
+    def ids(self, text: str) -> list[int]:
+        parts = [part.encode() for part in re.findall(r"\s*\S+|\s+$", text)]
+        begin = len(self._known)
+        self._known += parts
+        return list(range(begin, begin + len(parts)))
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._known[token]
+
+
+@dataclass
+class Script:
+    """What a fake runtime says and how."""
+
+    answers: list[str | EdgespecError] = field(default_factory=lambda: [ANSWER])
+    status: PlannerStatus = DRAFTING
+    notes: Sequence[str] = ()
+    lengths: Sequence[int] = (1, 3, 5, 2, 1, 4)  # tokens in each round, over and over
+    seconds: float = 0.05  # of a round
+    reason: str = "end"
+
+
+class FakeRuntime:
+    """Answers from a script; `allow` lets rounds happen where they are held."""
+
+    def __init__(self, script: Script, clock: Clock, *, held: bool = False) -> None:
+        self.script, self.clock = script, clock
+        self.words = Words()
+        self.target = SimpleNamespace(
+            name="tiny-135m.gguf", details={"device": "CPU, 2 threads"}, tokenizer=self.words
+        )
+        self.drafters = {"lookup": None} if script.status.drafter or script.status.parked else {}
+        self.notes = list(script.notes)
+        self.costs = None
+        self.context_size, self.context_used = 8192, 0
+        self.held = held
+        self.closed = False
+        self.asked: list[list[Message]] = []
+        self.options: list[dict[str, Any]] = []
+        self._turns = 0
+        self._permits = threading.Semaphore(0)
+        self._running: FakeGeneration | None = None
+
+    def allow(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._permits.release()
+
+    def free(self) -> None:
+        self.held = False
+        self._permits.release()
+
+    def wait_for_permit(self, generation: FakeGeneration) -> None:
+        while self.held and not generation.cancelled.is_set():
+            if self._permits.acquire(timeout=0.01):
+                return
+
+    def conversation(self, system: str | None = None) -> FakeConversation:
+        return FakeConversation(self, system)
+
+    def status(self) -> PlannerStatus:
+        return self.script.status
+
+    def cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def generate(self, messages: list[Message], options: dict[str, Any]) -> FakeGeneration:
+        answer = self.script.answers[min(self._turns, len(self.script.answers) - 1)]
+        self._turns += 1
+        self.asked.append(messages)
+        self.options.append(options)
+        if isinstance(answer, EdgespecError):
+            raise answer
+        self._running = FakeGeneration(self, answer, options)
+        return self._running
+
+
+@dataclass
+class FakeConversation:
+    runtime: FakeRuntime
+    system: str | None
+    messages: list[Message] = field(default_factory=list)
+
+    def _generate(self, question: str | None, options: dict[str, Any]) -> FakeGeneration:
+        asked = [*([Message("system", self.system)] if self.system else []), *self.messages]
+        asked += [Message("user", question)] if question is not None else []
+        return self.runtime.generate(asked, options)
+
+    def send(self, text: str, sampling: object, **options: Any) -> FakeGeneration:
+        return self._generate(text, {**options, "sampling": sampling})
+
+    def extend(self, sampling: object, **options: Any) -> FakeGeneration:
+        return self._generate(None, {**options, "sampling": sampling})
+
+
+class FakeGeneration:
+    def __init__(self, runtime: FakeRuntime, text: str, options: dict[str, Any]) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.counters = Counters(prompt_tokens=12)
+        self.cancelled = threading.Event()
+        self._runtime, self._text, self._options = runtime, text, options
+        self._result: Result | None = None
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        runtime, counters = self._runtime, self.counters
+        ids = runtime.words.ids(self._text)[: self._options["max_tokens"]]
+        said: list[str] = []
+        at = number = 0
+        while at < len(ids):
+            runtime.wait_for_permit(self)
+            if self.cancelled.is_set():
+                break
+            lengths, status = runtime.script.lengths, runtime.script.status
+            size = 1 if status.parked or not at else lengths[number % len(lengths)]
+            tokens = ids[at : at + size]
+            origins: Any = ("plain",)
+            if len(tokens) > 1 or (at and not status.parked):
+                last = "bonus" if size >= 5 else "recovered"
+                origins = (*["accepted"] * (len(tokens) - 1), last)
+                counters.add_draft("lookup", 4, len(tokens) - 1)
+            runtime.clock.now += runtime.script.seconds
+            if at:
+                counters.rounds += 1
+                counters.decode_seconds += runtime.script.seconds
+            else:
+                counters.ttft_seconds = runtime.script.seconds * 4
+            at, number = at + len(tokens), number + 1
+            counters.tokens = at
+            runtime.context_used = counters.prompt_tokens + at
+            text = b"".join(map(runtime.words.token_bytes, tokens)).decode()
+            said.append(text)
+            probs = ()
+            if self._options.get("logprobs") is not None:
+                probs = tuple(TokenLogprobs(token, -0.1 * (token % 9)) for token in tokens)
+            yield Chunk(text, tuple(tokens), origins, probs)
+        reason: Any = "cancelled" if at < len(ids) else runtime.script.reason
+        self._result = Result("".join(said), tuple(ids[:at]), (), reason, counters)
+
+    @property
+    def result(self) -> Result:
+        if self._result is None:
+            raise Cancelled("no result")
+        return self._result
+
+
+@dataclass
+class Stage:
+    """An app on a fake runtime, and what a test says to both."""
+
+    app: ChatApp
+    clock: Clock
+    runtimes: list[FakeRuntime]
+    opening: threading.Event  # loading ends when this is set
+    fail: list[EdgespecError]  # what the next loads raise
+
+    @property
+    def runtime(self) -> FakeRuntime:
+        return self.runtimes[-1]
+
+
+def stage(
+    script: Script | None = None,
+    *,
+    held: bool = False,
+    loading: bool = False,
+    stores: Stores | None = None,
+    preferences: Preferences | None = None,
+    settings: Settings | None = None,
+    choice: Choice | None = None,
+    fetcher: Callable[..., None] = lambda pair, told: None,
+) -> Stage:
+    """An app that isn't running yet.
+
+    `held`: rounds wait for `allow`; `loading`: the load waits for `opening`.
+    """
+    clock = Clock()
+    opening = threading.Event()
+    if not loading:
+        opening.set()
+    found: list[FakeRuntime] = []
+    fail: list[EdgespecError] = []
+
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        while not opening.wait(0.01):
+            options["report"]("loading")  # raises where the load was dropped
+        if fail:
+            raise fail.pop(0)
+        found.append(FakeRuntime(script or Script(), clock, held=held))
+        return found[-1]
+
+    app = ChatApp(
+        Bridge(opener, fetcher, clock),  # type: ignore[arg-type]
+        choice or Choice("tiny"),
+        lambda label: settings or Settings(),
+        stores or Stores(),
+        preferences or Preferences(),
+        clock=clock,
+        wall_clock=clock,
+    )
+    return Stage(app, clock, found, opening, fail)
+
+
+async def until(condition: Callable[[], bool], pilot: Any, what: str = "") -> None:
+    """Let the app go on until something is so."""
+    for _ in range(1000):
+        if condition():
+            await pilot.pause()
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it never came to that: {what or condition}")
+
+
+async def settled(pilot: Any) -> None:
+    """Until the pair is loaded and no answer is under way."""
+    app: ChatApp = pilot.app
+    await until(lambda: not app.busy and not app.talk.waiting, pilot, "settled")
+    await pilot.pause()
+
+
+async def say(pilot: Any, text: str) -> None:
+    """Write a message and send it."""
+    pilot.app.composer.put(text)
+    await pilot.press("enter")
+    await pilot.pause()
+
+
+def screen_text(app: Any) -> str:
+    """What the screen shows, as plain text."""
+    width, height = app.size
+    lines = app.screen._compositor.render_strips(app.size)
+    assert len(lines) == height and width
+    return "\n".join("".join(segment.text for segment in line) for line in lines)
+
+
+def store(folder: Path) -> Stores:
+    """Real stores in a folder."""
+    from edgespec.tui.history import History
+    from edgespec.tui.settings_file import SettingsFile
+
+    return Stores(History(folder / "conversations"), SettingsFile(folder / "settings.toml"))

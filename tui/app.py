@@ -1,0 +1,278 @@
+"""The chat's screen: its widgets, its keys, and what they do.
+
+Invariant: nothing heavy is imported before the first picture is drawn, and every key's action is a
+command too, so that it can be typed, found in the palette and clicked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from edgespec.errors import EdgespecError
+from edgespec.terminal import printable
+from edgespec.tui import commands
+from edgespec.tui.doing import Doing
+from edgespec.tui.shown import one_line
+from edgespec.tui.themes import DARK, LIGHT
+from edgespec.tui.widgets.board import TokenLine
+from edgespec.tui.widgets.composer import Composer
+from edgespec.tui.widgets.search import SearchBar
+from edgespec.tui.widgets.suggestions import Suggestions
+from edgespec.tui.widgets.transcript import Transcript
+
+_WIDE = 104
+"""Columns from which the panel stands beside the conversation."""
+_PATIENCE = 0.5
+"""Seconds that leaving waits for models that are computing or loading."""
+
+
+class ChatApp(Doing):
+    """The chat."""
+
+    CSS_PATH = "edgespec.tcss"
+    TITLE = "edgespec"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", show=False),
+        Binding("ctrl+c", "interrupt", "Stop", show=False, priority=True),
+        Binding("ctrl+g", "stats", "Figures", priority=True),
+        Binding("ctrl+t", "tokens", "Tokens", priority=True),
+        Binding("ctrl+o", "pair", "Pair", priority=True),
+        Binding("ctrl+l", "history", "History", priority=True),
+        Binding("ctrl+f", "search", "Search", priority=True),
+        Binding("ctrl+r", "again", "Again", show=False, priority=True),
+        Binding("ctrl+s", "settings", "Settings", show=False, priority=True),
+        Binding("ctrl+n", "clear", "New", show=False, priority=True),
+        Binding("ctrl+y", "copy", "Copy", show=False, priority=True),
+        Binding("f2", "edit", "Edit", show=False, priority=True),
+        Binding("f9", "continue", "Continue", show=False, priority=True),
+        Binding("f1", "help", "Help", priority=True),
+        Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+d", "leave", show=False),
+    ]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.inspector = TokenLine()
+        self.suggestions = Suggestions()
+        self.search = SearchBar()
+        self._match = 0
+        self.failure = ""
+
+    # --------------------------------------------------------------------------------- its parts
+
+    def compose(self) -> ComposeResult:
+        """The screen, from top to bottom."""
+        self.bar.id = "bar"
+        self.figures.id = "figures"
+        self.inspector.id = "inspector"
+        yield self.bar
+        with Container(id="middle"):
+            yield self.transcript
+            yield self.panel
+        yield self.search
+        yield self.inspector
+        yield self.suggestions
+        yield self.composer
+        yield self.figures
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Dress, show, and only then begin to load."""
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        known = self.preferences.theme in self.available_themes
+        self.theme = self.preferences.theme if known else DARK.name
+        self.bar.say(one_line(self.choice.label), "loading")
+        self._lay_out(self.size.width)
+        self.composer.focus()
+        for name in ("SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                with suppress(NotImplementedError, RuntimeError, ValueError):
+                    asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
+        self.call_after_refresh(self._start)
+
+    async def _start(self) -> None:
+        try:
+            settings = await asyncio.to_thread(self.settings_of, self.choice.label)
+        except EdgespecError as error:
+            self.failure = str(error)
+            self.exit(return_code=1)
+            return
+        self.open_pair(self.choice, settings)
+        self.start_ticking()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Put the panel where there is room."""
+        self._lay_out(event.size.width)
+
+    def _lay_out(self, width: int) -> None:
+        screen = self.screen_stack[0]
+        screen.set_class(width >= _WIDE, "wide")
+        screen.set_class(width < _WIDE, "narrow")
+        screen.set_class(self.preferences.panel, "panel")
+        screen.set_class(self.preferences.tokens, "tokens")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Keys of the chat rest while another screen is open; "stop" shows when it has a use."""
+        if len(self.screen_stack) > 1 and action not in ("interrupt", "quit", "help"):
+            return not hasattr(self, f"action_{action}") or not hasattr(Doing, f"action_{action}")
+        return True
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette: our commands, and Textual's choice of themes."""
+        for command in commands.COMMANDS:
+            keys = f" ({command.keys})" if command.keys else ""
+            run = partial(self._run_from_palette, command)
+            yield SystemCommand(command.title, f"/{command.name}{keys}", run)
+        for system in super().get_system_commands(screen):
+            if system.title == "Theme":
+                yield system
+
+    def _run_from_palette(self, command: commands.Command) -> None:
+        if command.words and not command.words.startswith("["):
+            self.composer.put(f"/{command.name} ")  # it can't do without words
+            self.composer.focus()
+        else:
+            self.run_command(command, "")
+
+    # ---------------------------------------------------------------------------------- messages
+
+    def on_composer_sent(self, event: Composer.Sent) -> None:
+        """A message, or a command."""
+        text, chosen = event.text, self.suggestions.chosen
+        self.suggestions.offer([])
+        self.composer.put("")
+        if commands.is_command(text.strip()):
+            command, words, problem = commands.parse(text.strip())
+            if command is None and chosen is not None:
+                self.composer.put(chosen)  # "/he" is the marked one, to be sent with another Enter
+            elif command is None:
+                self.composer.put(text)
+                self.tell(problem, "warning")
+            else:
+                self.run_command(command, words)
+        elif self.editing is not None and self.editing < len(self.talk.turns):
+            index, self.editing = self.editing, None
+            self.ask_instead(text, index)
+        else:
+            self.editing = None
+            self.ask(text)
+
+    def on_composer_wanted(self, event: Composer.Wanted) -> None:
+        """Tab completes; up in an empty composer brings the last question back."""
+        if event.key == "tab":
+            if (line := self.suggestions.chosen) is not None:
+                self.composer.put(line)
+            else:
+                self.transcript.focus()
+        elif self.suggestions.display:
+            self.suggestions.move(-1 if event.key == "up" else 1)
+        elif event.key == "up":
+            self.action_edit()
+
+    def on_text_area_changed(self) -> None:
+        """Offer what the line could become."""
+        text = self.composer.text
+        lines = commands.completions(text, self._values(text))
+        self.suggestions.offer([] if lines == [text] else lines)
+        self.composer.menu = self.suggestions.display
+
+    def _values(self, line: str) -> list[str]:
+        """What may follow a command's name."""
+        name = line[1:].partition(" ")[0] if line.startswith("/") and " " in line else ""
+        if name == "set":
+            from edgespec.tui.settings import FIELDS
+
+            return [field.key for field in FIELDS]
+        if name == "theme":
+            return sorted(self.available_themes)
+        if name == "pair":
+            from edgespec.registry import load_registry
+
+            return list(load_registry().pairs)
+        return {"copy": ["code"], "export": ["md", "json"]}.get(name, [])
+
+    def run_command(self, command: commands.Command, words: str) -> None:
+        """Do what a command says."""
+        with_words = getattr(self, f"command_{command.name}", None)
+        try:
+            if with_words is not None:
+                with_words(words)
+            else:
+                getattr(self, f"action_{command.name}")()
+        except EdgespecError as error:
+            self.tell(str(error), "error")
+
+    def on_transcript_token_pointed(self, event: Transcript.TokenPointed) -> None:
+        """Say what is known of a token."""
+        known = event.answer is not None and 0 <= event.index < len(event.answer.pieces)
+        self.inspector.show(event.answer.pieces[event.index] if known and event.answer else None)
+
+    def on_search_bar_wanted(self, event: SearchBar.Wanted) -> None:
+        """Go to a match, from the newest backwards."""
+        document = self.transcript.document
+        needle = event.text.casefold()
+        matches = [
+            place
+            for place, item in enumerate(document.items)
+            if needle and needle in item.text.casefold()
+        ]
+        if event.step == 0 or self._match >= len(matches):
+            self._match = len(matches) - 1
+        elif matches:
+            self._match = (self._match + event.step) % len(matches)
+        self.transcript.find(event.text)
+        if matches:
+            self.transcript.go_to(matches[self._match], event.text)
+        self.search.tell(self._match + 1, len(matches))
+
+    def on_search_bar_closed(self) -> None:
+        """Back to writing; the reader stays where the match was."""
+        self.transcript.find("")
+        self.composer.focus()
+
+    def on_transcript_typed(self, event: Transcript.Typed) -> None:
+        """Whoever writes after a click into the conversation writes a message."""
+        self.composer.focus()
+        if event.text:
+            self.composer.insert(event.text)
+        else:
+            self.composer.action_send()
+
+    def on_transcript_code_clicked(self, event: Transcript.CodeClicked) -> None:
+        """A click on the head of a code block copies it."""
+        self._copy(event.code)
+
+
+def run(app: ChatApp) -> int:
+    """Run the chat until the person leaves; returns the exit status.
+
+    Native code that doesn't end in a moment isn't waited for: everything worth keeping is on the
+    disk, and the terminal is as it was.
+    """
+    app.run()
+    app.save_unfinished()
+    if app.stores.history is not None:
+        app.stores.history.close()
+    if app.failure:
+        print(printable(f"edgespec: {app.failure}"), file=sys.stderr)
+    if not app.bridge.close(_PATIENCE):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(app.return_code or 0)
+    return app.return_code or 0

@@ -1,0 +1,334 @@
+"""Between the screen and the models: the one module of the chat that knows Runtime and fetch.
+
+One thread loads and answers, others download. They put frozen events into a queue and never call
+the screen; the screen takes the events when it draws (`drain`) and never waits for a thread.
+Invariant: events of a turn carry its number, so none can land in another; and each turn that was
+asked ends with one `Finished` or `Failed`, unless the bridge is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import Cancelled, EdgespecError
+from edgespec.tui.messages import (
+    Ask,
+    Choice,
+    DownloadEnded,
+    Downloading,
+    Event,
+    Failed,
+    Finished,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Measured,
+    Settings,
+    Started,
+    Streamed,
+)
+from edgespec.tui.meter import Meter, Pieces
+
+if TYPE_CHECKING:
+    from edgespec.registry import ModelSpec
+    from edgespec.runtime import Runtime
+    from edgespec.sampling import SamplingParams
+
+Opener = Callable[..., "Runtime"]
+"""Opens a runtime as `Runtime.open` does."""
+Fetcher = Callable[[str | None, Callable[[str, int, "int | None"], None]], None]
+"""Brings a pair's models here, telling model, bytes done and bytes in all; what that raises stops
+it. None: the default pair."""
+
+_FIGURES_EVERY = 0.1  # seconds
+
+
+class Bridge:
+    """What the chat asks of the models, and the events that come of it."""
+
+    def __init__(
+        self,
+        opener: Opener | None = None,
+        fetcher: Fetcher | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`opener`, `fetcher` and `clock` can be fakes; what they stand for is imported late."""
+        self._opener = opener or _open
+        self._fetcher = fetcher or _fetch
+        self._clock = clock
+        self._events: deque[Event] = deque()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._runtime: Runtime | None = None
+        self._load = 0
+        self._dropped_load = 0  # loads up to this one are of no interest any more
+        self._stopped_turn = -1
+        self._turn = -1
+        self._closing = False
+        self._downloads: dict[str, threading.Event] = {}
+
+    # ------------------------------------------------------------- for the screen; none of it waits
+
+    def drain(self) -> list[Event]:
+        """What happened since the last call, in order; text of one turn comes in one piece."""
+        found: list[Event] = []
+        while self._events:
+            event = self._events.popleft()
+            last = found[-1] if found else None
+            match (last, event):
+                case (Streamed(turn, before, old), Streamed(same, more, new)) if turn == same:
+                    found[-1] = Streamed(turn, before + more, (*old, *new))
+                case _:
+                    found.append(event)
+        return found
+
+    def open(self, choice: Choice, settings: Settings) -> int:
+        """Load a pair in place of the one that is loaded; returns the load's number."""
+        self.cancel_load()
+        self.stop()
+        self._load += 1
+        load = self._load
+        self._events.append(Loading(load, "getting ready"))
+        self._do(lambda: self._open(load, choice, settings))
+        return load
+
+    def cancel_load(self) -> None:
+        """Drop the load that is under way, if one is."""
+        self._dropped_load = self._load
+
+    def ask(self, ask: Ask) -> None:
+        """Answer a question; its turn number must be higher than all before."""
+        self._turn = ask.turn
+        self._do(lambda: self._answer(ask))
+
+    def stop(self) -> None:
+        """End the answer that is under way, keeping what came."""
+        self._stopped_turn = self._turn
+        runtime = self._runtime
+        if runtime is not None:
+            runtime.cancel()
+
+    def download(self, pair: str) -> None:
+        """Bring a pair's models here; other things go on meanwhile."""
+        if pair in self._downloads:
+            return
+        stop = self._downloads[pair] = threading.Event()
+        threading.Thread(
+            target=self._download, args=(pair, stop), name="edgespec-download", daemon=True
+        ).start()
+
+    def cancel_download(self, pair: str) -> None:
+        """Give up a download; nothing partial stays behind."""
+        if pair in self._downloads:
+            self._downloads[pair].set()
+
+    def close(self, timeout: float) -> bool:
+        """Stop everything and free the models; False where native code didn't end in time."""
+        self._closing = True
+        self.cancel_load()
+        self.stop()
+        for stop in self._downloads.values():
+            stop.set()
+        if self._worker is None:
+            return True
+        self._jobs.put(None)
+        self._worker.join(timeout)
+        return not self._worker.is_alive()
+
+    # ------------------------------------------------------------------------ on the worker thread
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="edgespec-chat", daemon=True)
+            self._worker.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closing:
+            job()
+        self._close_runtime()
+
+    def _close_runtime(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
+
+    def _open(self, load: int, choice: Choice, settings: Settings) -> None:
+        def check() -> None:
+            if load <= self._dropped_load:
+                raise Cancelled("another pair was chosen")
+
+        def fetched(model: str, done: int, total: int | None) -> None:
+            check()
+            self._events.append(Downloading(choice.pair or "", model, done, total))
+
+        def measured(kind: str, tokens: int, seconds: float) -> None:
+            check()
+            self._events.append(Measured(load, kind, tokens, seconds))
+
+        def report(what: str) -> None:
+            check()
+            self._events.append(Loading(load, what))
+
+        try:
+            check()
+            self._close_runtime()
+            if choice.target is None:
+                report("looking for the models")
+                self._fetcher(choice.pair, fetched)
+            report("loading")
+            runtime = self._opener(
+                choice.pair,
+                target=choice.target,
+                drafters=None if settings.drafters is None else list(settings.drafters),
+                lookahead=settings.lookahead,
+                context_size=settings.context_size,
+                threads=settings.threads,
+                gpu_layers=settings.gpu_layers,
+                fetch=False,
+                report=report,
+                on_pass=measured,
+            )
+        except Cancelled:
+            self._events.append(LoadFailed(load, choice, ""))
+            return
+        except Exception as error:
+            self._events.append(LoadFailed(load, choice, _sentence(error)))
+            return
+        if load <= self._dropped_load:
+            runtime.close()
+            self._events.append(LoadFailed(load, choice, ""))
+            return
+        self._runtime = runtime
+        costs = runtime.costs
+        self._events.append(
+            Loaded(
+                load,
+                choice,
+                runtime.target.name,
+                str(runtime.target.details.get("device", "")),
+                tuple(runtime.drafters),
+                runtime.context_size,
+                tuple(runtime.notes),
+                tuple(costs.curve("check", 256)[1:]) if costs is not None else (),
+            )
+        )
+
+    def _answer(self, ask: Ask) -> None:
+        if self._runtime is None:
+            self._events.append(Failed(ask.turn, "no model is loaded: choose a pair first"))
+            return
+        try:
+            self._stream(self._runtime, ask)
+        except Exception as error:
+            self._events.append(Failed(ask.turn, _sentence(error)))
+
+    def _stream(self, runtime: Runtime, ask: Ask) -> None:
+        from edgespec.chat import Message
+        from edgespec.logprobs import LogprobsRequest
+
+        turn = ask.turn
+        conversation = runtime.conversation(ask.settings.system or None)
+        for question, answer in ask.history:
+            conversation.messages += [Message("user", question), Message("assistant", answer)]
+        options: dict[str, Any] = {
+            "max_tokens": ask.settings.max_tokens,
+            "logprobs": LogprobsRequest() if ask.probabilities else None,
+        }
+        sampling = _sampling(ask.settings)
+        if ask.answer:
+            conversation.messages += [
+                Message("user", ask.question),
+                Message("assistant", ask.answer),
+            ]
+            generation = conversation.extend(sampling, **options)
+        else:
+            generation = conversation.send(ask.question, sampling, **options)
+        self._events.append(Started(turn, generation.notes))
+        meter = Meter(turn, runtime)
+        pieces = Pieces(runtime.target.tokenizer)
+        due = self._clock()
+        if self._stopped_turn >= turn:
+            generation.cancel()
+        for chunk in generation:
+            meter.count(chunk.origins)
+            stopped = self._stopped_turn >= turn
+            if stopped:
+                generation.cancel()  # asked for between its start and the first round
+            self._events.append(Streamed(turn, chunk.text, pieces.of(chunk)))
+            now = self._clock()
+            if now >= due:
+                due = now + _FIGURES_EVERY
+                self._events.append(meter.figures(generation.counters))
+        result = generation.result
+        figures = meter.figures(result.counters, rounds_over=True)
+        self._events.append(Finished(turn, ask.answer + result.text, result.finish_reason, figures))
+
+    # --------------------------------------------------------------------- on a thread of its own
+
+    def _download(self, pair: str, stop: threading.Event) -> None:
+        def told(model: str, done: int, total: int | None) -> None:
+            if stop.is_set():
+                raise Cancelled("the download was cancelled")
+            self._events.append(Downloading(pair, model, done, total))
+
+        ended = DownloadEnded(pair)
+        try:
+            self._fetcher(pair, told)
+        except Cancelled:
+            ended = replace(ended, cancelled=True)
+        except Exception as error:
+            ended = replace(ended, error=_sentence(error))
+        self._downloads.pop(pair, None)
+        self._events.append(ended)
+
+
+def _sentence(error: Exception) -> str:
+    """What to tell a person. What edgespec foresees is a sentence already."""
+    if isinstance(error, EdgespecError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "there isn't enough memory for this: choose a smaller pair or a smaller context"
+    return f"something unforeseen went wrong ({type(error).__name__}: {error})"
+
+
+def _sampling(settings: Settings) -> SamplingParams:
+    from edgespec.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        typical_p=settings.typical_p,
+        repetition_penalty=settings.repetition_penalty,
+        presence_penalty=settings.presence_penalty,
+        frequency_penalty=settings.frequency_penalty,
+        penalty_window=settings.penalty_window,
+        seed=settings.seed,
+        rule=settings.rule,
+    )
+
+
+def _open(*args: Any, **options: Any) -> Runtime:
+    from edgespec.runtime import Runtime
+
+    return Runtime.open(*args, **options)
+
+
+def _fetch(pair: str | None, told: Callable[[str, int, int | None], None]) -> None:
+    from edgespec.fetch import fetch, local_path
+    from edgespec.registry import load_registry
+
+    def bring(spec: ModelSpec) -> None:
+        fetch(spec, progress=lambda done, total: told(spec.name, done, total or spec.size_bytes))
+
+    for spec in load_registry().pair(pair).models:
+        if local_path(spec) is None:
+            bring(spec)

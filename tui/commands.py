@@ -1,0 +1,90 @@
+"""What a person can ask the chat to do: one table for slash commands, palette and help.
+
+Invariant: every action has a row here, so whatever a key does can be typed and found.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command; the app does it in `command_NAME`, or `action_NAME` where it takes no words.
+
+    `words` is what may follow, as the help shows it; `keys` is a key that does the same.
+    """
+
+    name: str
+    help: str
+    words: str = ""
+    keys: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """How the palette calls it."""
+        return self.help[0].upper() + self.help[1:]
+
+
+COMMANDS = (
+    Command("help", "show keys and commands", keys="f1"),
+    Command("pair", "choose the models to talk to", "[NAME]", "ctrl+o", ("model",)),
+    Command("system", "set the system prompt, from the next answer on", "TEXT"),
+    Command("set", "change a setting", "NAME VALUE"),
+    Command("save", "keep this pair's settings for the next time"),
+    Command("settings", "look at all settings", keys="ctrl+s"),
+    Command("export", "write the conversation to a file", "[md|json] [FILE]"),
+    Command("clear", "begin a new conversation; the old one stays in the history", keys="ctrl+n",
+            aliases=("new",)),
+    Command("stats", "show or hide the figures panel", keys="ctrl+g", aliases=("figures",)),
+    Command("tokens", "show where each token came from, or stop it", keys="ctrl+t"),
+    Command("search", "find text in this conversation", "[TEXT]", "ctrl+f", ("find",)),
+    Command("history", "find an earlier conversation", keys="ctrl+l", aliases=("resume",)),
+    Command("rename", "give this conversation a name", "TITLE"),
+    Command("again", "have the last question answered anew", keys="ctrl+r",
+            aliases=("regenerate",)),
+    Command("continue", "go on with the last answer", keys="f9"),
+    Command("edit", "change the last question and ask it again", keys="f2"),
+    Command("copy", "copy the last answer, or one of its code blocks", "[code [N]]", "ctrl+y"),
+    Command("stop", "stop the answer and keep what came", keys="escape"),
+    Command("theme", "change the colours", "[NAME]"),
+    Command("quit", "leave", keys="ctrl+q", aliases=("exit",)),
+)  # fmt: skip
+
+_BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
+
+
+def parse(line: str) -> tuple[Command | None, str, str]:
+    """A line that begins with a slash: its command, the words behind it, or what is wrong.
+
+    Exactly one of the first and the last is there.
+    """
+    name, _, rest = line[1:].strip().partition(" ")
+    command = _BY_NAME.get(name.lower())
+    if command is not None:
+        return command, rest.strip(), ""
+    close = difflib.get_close_matches(name.lower(), list(_BY_NAME), n=1)
+    hint = f"did you mean /{close[0]}?" if close else "/help lists what there is"
+    return None, "", f"there is no command /{name}: {hint}"
+
+
+def is_command(text: str) -> bool:
+    """Whether a message is for the chat itself: a slash and a word, in one line; no path."""
+    first = text.split(maxsplit=1)[0] if text.strip() else ""
+    return text.startswith("/") and "\n" not in text and first[1:].replace("-", "").isalpha()
+
+
+def completions(line: str, values: Sequence[str] = ()) -> list[str]:
+    """Lines that the one being typed could become; `values` may follow its command."""
+    if not line.startswith("/") or "\n" in line:
+        return []
+    name, space, rest = line[1:].partition(" ")
+    if not space:
+        return [f"/{command.name}" + " " * bool(command.words) for command in COMMANDS
+                if command.name.startswith(name.lower())]  # fmt: skip
+    if " " in rest:
+        return []
+    return [f"/{name} {value}" for value in values if value.startswith(rest) and value != rest]

@@ -1,0 +1,271 @@
+"""What the person can have done: an action for each key, a method for each command with words.
+
+Invariant: every row of `commands.COMMANDS` has its method here, `command_NAME` or `action_NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgespec.errors import EdgespecError
+from edgespec.tui import items
+from edgespec.tui.conversing import Conversing
+from edgespec.tui.messages import LOADED_WITH, Choice, Settings
+from edgespec.tui.shown import one_line
+from edgespec.tui.widgets.board import TokenLine
+from edgespec.tui.widgets.search import SearchBar
+from edgespec.tui.widgets.suggestions import Suggestions
+
+
+class Doing(Conversing):
+    """Actions and commands."""
+
+    inspector: TokenLine
+    suggestions: Suggestions
+    search: SearchBar
+    editing: int | None = None
+
+    # ------------------------------------------------------------------------------------ actions
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: stop an answer, else copy what is selected, else say how to leave."""
+        selected = self.screen.get_selected_text() or self.composer.selected_text
+        if self.busy:
+            self.stop()
+        elif selected:
+            self._copy(selected)
+            self.screen.clear_selection()
+        else:
+            self.tell("Ctrl+Q leaves the chat.")
+
+    def action_stop(self) -> None:
+        """Escape: the search, the suggestions, or what is under way."""
+        if self.search.display:
+            self.search.close()
+        elif self.suggestions.display:
+            self.suggestions.offer([])
+            self.composer.menu = False
+        elif self.busy:
+            self.stop()
+        elif self.editing is not None:
+            self.editing = None
+            self.composer.put("")
+        elif self.focused is not self.composer:
+            self.composer.focus()
+            self.transcript.follow()
+
+    def action_leave(self) -> None:
+        """Ctrl+D in an empty composer leaves."""
+        if not self.composer.text:
+            self.exit()
+
+    def action_stats(self) -> None:
+        """Show or hide the figures panel."""
+        self.prefer(panel=not self.preferences.panel)
+        self.panel.changed()
+
+    def action_tokens(self) -> None:
+        """Show tokens by origin, or Markdown again."""
+        self.prefer(tokens=not self.preferences.tokens)
+        for item in self.transcript.document.items:
+            if isinstance(item, items.Answer):
+                item.tokens_shown = self.preferences.tokens
+        self.transcript.lay_out_again()
+        self.inspector.show(None)
+
+    def action_again(self) -> None:
+        """Regenerate."""
+        self.again()
+
+    def action_continue(self) -> None:
+        """Go on with the last answer."""
+        self.go_on()
+
+    def action_edit(self) -> None:
+        """Bring the last question back to be changed; sending it replaces the turn."""
+        if self.talk.turns and not self.busy:
+            self.editing = len(self.talk.turns) - 1
+            self.composer.put(self.talk.turns[-1].question)
+            self.composer.focus()
+            self.tell("Enter asks it again in its place; Esc leaves all as it was.")
+
+    def action_clear(self) -> None:
+        """A new conversation."""
+        self.stop()
+        if self.talk.running is not None:
+            self.bridge.stop()
+        self.show_turns((), None)
+
+    def action_help(self) -> None:
+        """Keys and commands."""
+        from edgespec.tui.widgets.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    def action_copy(self) -> None:
+        """Copy the last answer."""
+        self.command_copy("")
+
+    def action_search(self) -> None:
+        """Open the search, or go to the next match."""
+        if self.search.display:
+            self.search.action_step(-1)
+        else:
+            self.search.open()
+
+    def action_pair(self) -> None:
+        """Choose a pair."""
+        self.command_pair("")
+
+    def action_history(self) -> None:
+        """Choose a conversation."""
+        from edgespec.tui.screens.history import HistoryList
+
+        if self.stores.history is not None:
+            self.push_screen(HistoryList(self.stores.history), self._resume)
+
+    def action_settings(self) -> None:
+        """Look at all settings."""
+        from edgespec.tui.screens.settings import SettingsScreen
+
+        self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set)
+
+    def action_save(self) -> None:
+        """Keep this pair's settings."""
+        if self.stores.settings is not None:
+            self.stores.settings.save_settings(self.choice.label, self.settings)
+            self.tell(f"The settings of {one_line(self.choice.label)} are saved.")
+
+    # --------------------------------------------------------------------- commands that take words
+
+    def command_pair(self, name: str) -> None:
+        """Load a pair by name, or choose one."""
+        if name:
+            from edgespec.registry import load_registry
+
+            self._choose(Choice(load_registry().pair(name).name))
+            return
+        from edgespec.tui.screens.pairs import PairPicker
+
+        self.push_screen(PairPicker(self.choice, self.bridge, self.stores.settings), self._choose)
+
+    def command_system(self, text: str) -> None:
+        """Set the system prompt."""
+        self._set_text("system", text)
+
+    def command_set(self, words: str) -> None:
+        """Change a setting: its name and its value."""
+        name, _, value = words.replace("=", " ", 1).partition(" ")
+        if not name:
+            self.action_settings()
+            return
+        self._set_text(name, value.strip())
+
+    def command_copy(self, words: str) -> None:
+        """Copy the last answer, or its code block number N (the last one)."""
+        answers = [i for i in self.transcript.document.items if isinstance(i, items.Answer)]
+        if not answers:
+            self.tell("There is no answer to copy yet.")
+            return
+        what, _, number = words.partition(" ")
+        if what != "code":
+            self._copy(answers[-1].text)
+            return
+        codes = answers[-1].codes
+        if not codes:
+            self.tell("The last answer has no code block.")
+        elif number and not (number.isdecimal() and 1 <= int(number) <= len(codes)):
+            self.tell(f"The last answer's code blocks are 1 to {len(codes)}.", "warning")
+        else:
+            self._copy(codes[int(number) - 1 if number else -1])
+
+    def command_export(self, words: str) -> None:
+        """Write the conversation to a file."""
+        from edgespec.tui.export import export, file_name
+
+        if not self.talk.turns:
+            self.tell("There is nothing to export yet.")
+            return
+        form, _, rest = words.partition(" ")
+        ending = form if form in ("md", "json") else "md"
+        name = rest.strip() if form in ("md", "json") else words
+        title = self._writer.title if self._writer is not None else self.talk.turns[0].question
+        path = Path(name) if name else Path(f"{file_name(title)}.{ending}")
+        written = export(path, self.talk.turns, title=title, system=self.settings.system)
+        self.tell(f"Written to {written}")
+
+    def command_search(self, text: str) -> None:
+        """Find text."""
+        self.search.open(text)
+
+    def command_rename(self, title: str) -> None:
+        """Name the conversation."""
+        if not title:
+            self.tell("Give a title: /rename TITLE", "warning")
+        elif self._writer is None:
+            self.tell("This conversation begins with its first question; name it then.")
+        else:
+            self._writer.rename(title)
+            self.tell(f"This conversation is now called {one_line(title)}.")
+
+    def command_theme(self, name: str) -> None:
+        """Change the colours."""
+        if not name:
+            self.action_change_theme()
+        elif name in self.available_themes:
+            self.theme = name
+        else:
+            self.tell(f"There is no theme {one_line(name)}: Tab lists them.", "warning")
+
+    # ------------------------------------------------------------------------------------- helpers
+
+    def _copy(self, text: str) -> None:
+        from edgespec.tui.clipboard import copy
+
+        self.tell(copy(text, self._write_sequence, os.environ))
+
+    def _write_sequence(self, sequence: str) -> None:
+        if self._driver is not None:
+            self._driver.write(sequence)
+
+    def _choose(self, choice: Choice | None) -> None:
+        """Load what was chosen; the conversation stays."""
+        if choice is None:
+            return
+        self.stop()
+        settings = self.kept(self.settings_of, choice.label) or Settings()
+        if choice.pair is not None:
+            self.prefer(last_pair=choice.pair)
+        self.open_pair(choice, settings)
+
+    def _resume(self, conversation: str | None) -> None:
+        """Go on with a conversation of the history."""
+        if conversation is None or self.stores.history is None:
+            return
+        try:
+            opened = self.stores.history.resume(conversation)
+        except EdgespecError as error:
+            self.tell(str(error), "error")
+            return
+        self.stop()
+        self.show_turns(opened.turns, opened.writer)
+        for note in opened.notes:
+            self.note(note)
+
+    def _set_text(self, name: str, value: str) -> None:
+        from edgespec.tui.settings import with_text
+
+        changed = with_text(self.settings, name, value)
+        self._set(changed)
+        self.tell(f"{one_line(name)} is {one_line(value) or 'as usual'} now; /save keeps it.")
+
+    def _set(self, settings: Settings | None) -> None:
+        """Take over settings; what a pair is loaded with loads it again."""
+        if settings is None:
+            return
+        before, self.settings = self.settings, settings
+        if any(getattr(before, name) != getattr(settings, name) for name in LOADED_WITH):
+            self.stop()
+            self.open_pair(self.choice, settings)

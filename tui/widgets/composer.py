@@ -1,0 +1,106 @@
+"""Where a person writes: several lines, sent with Enter.
+
+Invariant: what is pasted arrives whole, less its control characters, and is never sent by the
+paste itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+_CONTROL = re.compile(
+    "(?:\x1b\\[|\x9b)[0-9;?]*[ -/]*[@-~]"
+    "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""Escape sequences whole, then single control characters; line feeds and tabs stay."""
+
+
+IDLE = "Write a message. Enter sends, Ctrl+J begins a line, / lists commands."
+BUSY = "Esc stops the answer. What you send now waits for its end."
+"""What an empty composer says."""
+
+
+class Composer(TextArea):
+    """A text area that grows with its text and sends it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "send", "Send", show=False, priority=True),
+        Binding("shift+enter,ctrl+j,alt+enter", "newline", "New line", show=False, priority=True),
+        Binding("tab", "complete", show=False),
+    ]
+
+    menu = False
+    """Whether there is a menu that up and down are for."""
+
+    @dataclass
+    class Sent(Message):
+        """The person sent this; the composer is empty again."""
+
+        text: str
+
+    @dataclass
+    class Wanted(Message):
+        """A key that the composer has no use for just now: "up", "down" or "tab"."""
+
+        key: str
+
+    def __init__(self) -> None:
+        super().__init__(
+            soft_wrap=True,
+            show_line_numbers=False,
+            tab_behavior="focus",
+            highlight_cursor_line=False,
+            placeholder=IDLE,
+        )
+        self.cursor_blink = False  # a blinking cursor repaints, and the models need the processor
+
+    def action_send(self) -> None:
+        """Hand out what is written, if anything is."""
+        text = self.text
+        if text.strip():
+            self.post_message(self.Sent(text))
+
+    def action_newline(self) -> None:
+        """Begin a new line."""
+        self.insert("\n")
+
+    def action_complete(self) -> None:
+        """Tab belongs to whoever knows what could be meant."""
+        self.post_message(self.Wanted("tab"))
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        """Up; in an empty composer, or with a menu above it, the key is somebody else's."""
+        if self.text and not self.menu:
+            super().action_cursor_up(select)
+        else:
+            self.post_message(self.Wanted("up"))
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        """Down; with a menu above it, the key is the menu's."""
+        if self.menu:
+            self.post_message(self.Wanted("down"))
+        else:
+            super().action_cursor_down(select)
+
+    def put(self, text: str) -> None:
+        """Replace what is written."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        event.prevent_default()
+        event.stop()
+        if self.read_only:
+            return
+        if result := self._replace_via_keyboard(_CONTROL.sub("", text), *self.selection):
+            self.move_cursor(result.end_location)
+            self.focus()
