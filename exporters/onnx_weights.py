@@ -28,7 +28,7 @@ from edgespec.exporters.onnx_graph import (
 )
 from edgespec.exporters.progress import Report
 
-BLOCK = 32  # the block that costs the fewest bits among those MLAS has its fastest kernels for
+BLOCK = 32  # as onnxruntime-genai builds its models
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations in 8 bits, sums in 32
 
 

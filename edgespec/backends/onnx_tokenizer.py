@@ -102,12 +102,12 @@ class OnnxTokenizer:
         if text is None or text in self.control_tokens:
             return b""
         if token in self._added:
-            return text.encode()
+            return bytes(text.encode())
         if self._byte_fallback and (byte := _fallback_byte(text)) is not None:
             return byte
         if self._byte_level:
             return b"".join(_BYTES[c] if c in _BYTES else c.encode() for c in text)
-        return text.replace("▁", " ").encode() if self._metaspace else text.encode()
+        return bytes(text.replace("▁", " ").encode() if self._metaspace else text.encode())
 
 
 def _stop_ids(
