@@ -2,14 +2,15 @@
 
 Invariant: every drafter is judged by the same text. Where the target takes the likeliest token, a
 draft token stands with exactly the chance that the drafter names the target's own next token behind
-the target's own text, so one pass of the drafter over that text finds the acceptance, and what
-differs between two drafters is the drafters.
+the target's own text; so reading that text once finds the acceptance, and what differs between two
+drafters is the drafters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from edgespec.costs import Costs, measure
 from edgespec.sampling import GREEDY, Sampler
@@ -19,7 +20,6 @@ from edgespec.tune import LENGTH, Choice, best
 PAYS = 1.02
 """A drafter that is thought to gain less than this isn't worth its memory."""
 
-_ROWS = 32  # logits rows asked for at a time
 _NAME = "model"
 
 
@@ -62,13 +62,11 @@ def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
         if len(text.answer) < 2:
             continue
         session.forward(text.prompt)
-        for begin in range(0, len(text.answer) - 1, _ROWS):
-            fed = text.answer[begin : min(begin + _ROWS, len(text.answer) - 1)]
-            rows = session.forward(fed, len(fed))  # (n, V)
-            following = text.answer[begin + 1 :]
-            for row, token in zip(rows, following, strict=False):
-                right += sampler.argmax(row, model=session.name) == token
-            count += len(fed)
+        # One at a time, as when drafting: a drafter may make use of what it has read so far.
+        for token, following in pairwise(text.answer):
+            row = session.forward([token])[0]  # (V,)
+            right += sampler.argmax(row, model=session.name) == following
+            count += 1
     session.rollback(0)
     return right / count if count else 0.0
 

@@ -650,7 +650,7 @@ def texts_of(target: FakeSession, prompts: Sequence[Sequence[int]], length: int)
 
 def test_acceptance_is_the_chance_of_a_draft_token() -> None:
     target = FakeSession(16, padding=4)
-    texts = texts_of(target, [(1, 2, 3), (4, 5), (6,)], 90)  # longer than one piece
+    texts = texts_of(target, [(1, 2, 3), (4, 5), (6,)], 90)
     assert acceptance(target, texts, 16) == 1.0
     other = FakeSession(16, padding=4, noise=0.3)
     right = sum(
