@@ -23,6 +23,7 @@ def main() -> int:
         "lint": (ROOT, ["ruff", "check", "."]),
         "types": (TYPES, ["mypy", "--config-file", str(ROOT / "pyproject.toml"), "edgespec"]),
         "tests": (ROOT, ["pytest", *quick]),
+        "pictures": (ROOT, ["docs.pictures", "--check"]),
     }
     lay_out_as_installed()
     for name, (folder, command) in steps.items():

@@ -84,6 +84,17 @@ def test_a_key_stops_an_answer_and_keeps_what_came(key: str) -> None:
     drive(stage(held=True), body)
 
 
+def test_enter_in_a_burst_of_keys_sends_all_that_was_typed_before_it() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        for key in [*"burst", "enter"]:
+            s.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await until(lambda: bool(s.app.talk.turns), pilot)
+        assert s.app.talk.turns[0].question == "burst"
+
+    drive(stage(), body)
+
+
 def test_ctrl_c_ten_times_is_harmless() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -262,6 +273,23 @@ def test_a_reader_further_up_is_never_pulled_down() -> None:
         assert s.app.transcript.following
 
     drive(stage(Script(answers=["\n\n".join(f"line {i}" for i in range(80))]), held=True), body)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (100, 16)])
+def test_the_end_is_at_the_bottom_with_no_room_below(size: tuple[int, int]) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "why? " * 30)
+        await settled(pilot)
+        transcript = s.app.transcript
+        last = transcript.document.height - 1
+        assert transcript.document.line(last) is not None
+        assert transcript.scroll_y == max(0, last + 1 - transcript.size.height)
+        real = sum(len(i.lines(transcript.document.width)) for i in transcript.document.items[-2:])
+        top = transcript.document.top(len(transcript.document.items) - 2)
+        assert top + real == last + 1
+
+    drive(stage(), body, size)
 
 
 def test_search_goes_from_match_to_match() -> None:

@@ -116,7 +116,8 @@ def _speed_section(
     figures: Figures, speeds: Sequence[float], width: int, rows: int
 ) -> list[Content]:
     now, mean = figures.recent_tokens_per_second, figures.tokens_per_second
-    gain = f"  {figures.gain:.1f}x plain" if figures.gain is not None else ""
+    plain = " plain" if width >= 34 else ""
+    gain = f"  {figures.gain:.1f}x{plain}" if figures.gain is not None else ""
     lines = [
         _heading("Speed", "tokens/s", width),
         Content.assemble(
@@ -141,7 +142,11 @@ def _planner_section(figures: Figures, width: int) -> list[Content]:
         ahead = f", lookahead {figures.lookahead}"
         state = Content.styled(f"drafts with {one_line(figures.drafter) or '–'}{ahead}", "value")
     reason = Content.styled(one_line(figures.reason), "label")
-    return [_heading("Planner", "", width), state, *(reason.wrap(width)[:3] if reason else [])]
+    return [
+        _heading("Planner", "", width),
+        *state.wrap(width),
+        *(reason.wrap(width)[:3] if reason else []),
+    ]
 
 
 def _rounds_section(figures: Figures, width: int) -> list[Content]:

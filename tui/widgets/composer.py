@@ -28,12 +28,13 @@ BUSY = "Esc stops the answer. What you send now waits for its end."
 """What an empty composer says."""
 
 
+_NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
+
+
 class Composer(TextArea):
     """A text area that grows with its text and sends it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "Send", show=False, priority=True),
-        Binding("shift+enter,ctrl+j,alt+enter", "newline", "New line", show=False, priority=True),
         Binding("tab", "complete", show=False),
     ]
 
@@ -94,6 +95,16 @@ class Composer(TextArea):
         """Replace what is written."""
         self.load_text(text)
         self.move_cursor(self.document.end)
+
+    async def _on_key(self, event: events.Key) -> None:
+        # No bindings: those of priority are obeyed before the letters typed just ahead of them.
+        if event.key == "enter" or event.key in _NEW_LINE:
+            event.stop()
+            event.prevent_default()
+            if event.key == "enter":
+                self.action_send()
+            else:
+                self.action_newline()
 
     async def _on_paste(self, event: events.Paste) -> None:
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")

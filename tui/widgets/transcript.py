@@ -185,10 +185,12 @@ class Transcript(ScrollView, can_focus=True):
             if self._following:
                 self._place(self.document.height - height)
             moved = self.document.settle(int(self.scroll_y), height)
-            if moved:
+            end = max(0, self.document.height - height)
+            if self._following and self.scroll_y != end:
+                continue
+            if not self._following and (moved or self.scroll_y > end):
                 self._place(int(self.scroll_y) + moved)
-            elif not self._following or self.scroll_y >= self.document.height - height:
-                break
+            break
         self._measure()
         self.refresh()
 

@@ -1,0 +1,207 @@
+"""How the chat is chosen, what it starts with, and what a runtime gives it."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import ByteTokenizer, FakeSession, fake_model
+
+from edgespec.chat import Message
+from edgespec.errors import ConfigError
+from edgespec.logprobs import LogprobsRequest
+from edgespec.runtime import Runtime
+from edgespec.sampling import GREEDY
+from edgespec.terminal import line_chat_reason
+
+# ------------------------------------------------------------------- whole screen, or line by line
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Latin(Terminal):
+    encoding = "iso-8859-1"
+
+
+HERE = {"TERM": "xterm-256color", "LANG": "en_GB.UTF-8"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "streams", "word"),
+    [
+        (HERE, (Terminal(), Terminal()), ""),
+        (HERE | {"NO_COLOR": "1"}, (Terminal(), Terminal()), ""),
+        ({"TERM": "xterm"}, (Terminal(), Terminal()), ""),
+        (HERE | {"TERM": "dumb"}, (Terminal(), Terminal()), "TERM"),
+        ({"LANG": "C.UTF-8"}, (Terminal(), Terminal()), "TERM"),
+        (HERE | {"LANG": "C"}, (Terminal(), Terminal()), "UTF-8"),
+        (HERE | {"LANG": "C", "LC_CTYPE": "C.UTF-8"}, (Terminal(), Terminal()), "UTF-8"),
+        (HERE | {"LC_ALL": "POSIX"}, (Terminal(), Terminal()), "UTF-8"),
+        (HERE, (Terminal(), Latin()), "UTF-8"),
+        (HERE, (io.StringIO(), Terminal()), "no terminal"),
+        (HERE, (Terminal(), None), "no terminal"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="there, TERM is usually not set")
+def test_where_the_chat_is_line_by_line(
+    environment: dict[str, str], streams: tuple[Terminal, Terminal], word: str
+) -> None:
+    reason = line_chat_reason(environment, streams)
+    assert word in reason and bool(reason) == bool(word)
+
+
+def test_nothing_heavy_is_imported_before_the_first_picture() -> None:
+    script = (
+        "import sys; from edgespec.tui.app import ChatApp; from edgespec.tui.bridge import Bridge\n"
+        "from edgespec.tui.history import History; "
+        "from edgespec.tui.settings_file import SettingsFile\n"
+        "print({'numpy', 'llama_cpp', 'jinja2', 'huggingface_hub', 'pygments', 'markdown_it'}"
+        " & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("how", ["key", "signal"])
+def test_the_terminal_is_as_it_was_after_leaving(how: str, tmp_path: Path) -> None:
+    import pty
+    import select
+    import signal
+
+    end, other = pty.openpty()
+    environment = os.environ | HERE | {
+        "EDGESPEC_DATA": str(tmp_path), "EDGESPEC_CONFIG": str(tmp_path),
+    }  # fmt: skip
+    chat = subprocess.Popen(
+        [sys.executable, "-m", "edgespec.cli", "chat", "--target", str(tmp_path / "gone.gguf")],
+        stdin=other, stdout=other, stderr=other, env=environment,
+    )  # fmt: skip
+    os.close(other)
+    drawn, asked = b"", False
+    while chat.poll() is None:
+        if select.select([end], [], [], 0.05)[0]:
+            try:
+                drawn += os.read(end, 1 << 16)
+            except OSError:
+                break
+        if not asked and b"gone.gguf" in drawn and b"not loaded" in drawn:
+            asked = True
+            if how == "key":
+                os.write(end, b"\x11")
+            else:
+                chat.send_signal(signal.SIGTERM)
+    while select.select([end], [], [], 0.1)[0]:
+        try:
+            drawn += os.read(end, 1 << 16)
+        except OSError:
+            break
+    assert chat.wait(20) == 0 and asked
+    assert drawn.rindex(b"\x1b[?1049l") > drawn.rindex(b"\x1b[?1049h")  # the other screen is back
+    assert b"Traceback" not in drawn
+    os.close(end)
+
+
+def test_an_option_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec.cli", "chat", "--temperature", "-1", "--target", "x.gguf"],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        env=os.environ | {"EDGESPEC_CONFIG": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+
+
+# ------------------------------------------------------------------------- what a runtime gives it
+
+
+def runtime(context_size: int = 4096) -> Runtime:
+    session = FakeSession(260, order=3, context_size=context_size, bias={257: -50, 259: -50})
+    return Runtime(fake_model(session, ByteTokenizer()))
+
+
+def test_an_answer_goes_on_as_if_it_had_not_ended() -> None:
+    with runtime() as whole, runtime() as parts:
+        reference = whole.conversation().send("hi", GREEDY, max_tokens=30).result
+        chat = parts.conversation()
+        first = chat.send("hi", GREEDY, max_tokens=10).result
+        more = chat.extend(GREEDY, max_tokens=20)
+        assert more.result.text and [m.role for m in chat.messages] == ["user", "assistant"]
+        assert chat.messages[-1].content == first.text + more.result.text
+        if "\ufffd" not in first.text:  # bytes that are no text can't be read back
+            assert chat.messages[-1].content == reference.text
+
+
+def test_there_must_be_an_answer_to_go_on_with() -> None:
+    with runtime() as opened, pytest.raises(ConfigError):
+        opened.conversation().extend()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 40, 400])
+def test_as_many_turns_as_fit_and_no_more(turns: int) -> None:
+    with runtime(512) as opened:
+        chat = opened.conversation("sys")
+        for number in range(turns):
+            chat.messages += [Message("user", f"q{number}"), Message("assistant", "a" * 20)]
+        prompt, notes = chat._fit([*chat.messages, Message("user", "now")], 100)
+        room = 512 - 100
+        head, question = [Message("system", "sys")], [Message("user", "now")]
+        sizes = [
+            len(opened.encode_messages([*head, *chat.messages[2 * dropped :], *question]))
+            for dropped in range(turns + 1)
+        ]
+        fitting = next((n for n, size in enumerate(sizes) if size <= room), turns)
+        assert len(prompt) == sizes[fitting]
+        assert (f"the oldest {2 * fitting} messages" in "".join(notes)) == (fitting > 0)
+
+
+def test_chunks_bring_their_log_probabilities() -> None:
+    with runtime() as opened:
+        chat = opened.conversation()
+        generation = chat.send("hi", GREEDY, max_tokens=12, logprobs=LogprobsRequest())
+        chunks = list(generation)
+        assert all(len(chunk.logprobs) == len(chunk.tokens) for chunk in chunks)
+        together = tuple(entry for chunk in chunks for entry in chunk.logprobs)
+        assert together == generation.result.logprobs
+        plain = list(chat.send("again", GREEDY, max_tokens=3))
+        assert all(chunk.logprobs == () for chunk in plain)
+
+
+# ---------------------------------------------------------------------------------------- layers
+
+
+def test_the_bridge_alone_knows_the_runtime() -> None:
+    """Apart from types: what is imported for checking alone doesn't count."""
+    import ast
+
+    folder = Path(__file__).parents[1] / "tui"
+    users = set()
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            if {"edgespec.runtime", "edgespec.generation", "edgespec.Runtime"} & set(names):
+                users.add(path.name)
+    assert users == {"bridge.py"}
+
+
+def test_widgets_know_neither_app_nor_bridge() -> None:
+    folder = Path(__file__).parents[1] / "tui"
+    for path in [*folder.glob("widgets/*.py"), folder / "messages.py"]:
+        text = path.read_text(encoding="utf-8")
+        assert "edgespec.tui.app" not in text and "edgespec.tui.bridge" not in text, path
