@@ -23,6 +23,7 @@ import sys
 import tempfile
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PROMPT = "Write a long story about a lighthouse keeper, with many chapters."
@@ -112,8 +113,9 @@ def on_screen(options: list[str], tokens: int, latencies: list[float]) -> float:
                 latencies.append(screen.wait_for(key, 5))
                 pressed += 1
         screen.type("\x11")
-        while screen.process.poll() is None:
-            screen.read(0.05)
+        with suppress(OSError):  # the terminal of a program that has ended can't be read
+            while screen.process.poll() is None:
+                screen.read(0.05)
         speed = float(str(figures["tokens_per_second"]))
         print(f"  chat: {figures['tokens']} tokens, {speed:.1f} tok/s", flush=True)
         return speed
