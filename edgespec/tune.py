@@ -100,12 +100,13 @@ def verdict(costs: Costs, acceptance: Mapping[str, float | None], free: set[str]
     if choice.lookahead == 0 or choice.gain < 1.02:
         return (
             f"Speculation does not pay for this pair on this machine: the best drafter, {name}, "
-            f"had {rate:.0%} of its draft tokens accepted on the sample prompts, and no lookahead "
-            "gains 2% at that rate."
+            f"had its next token accepted {rate:.0%} of the time on the sample prompts, and no "
+            "lookahead gains 2% at that rate."
         )
     return (
-        f"Speculation pays for this pair on this machine: {name} had {rate:.0%} of its draft "
-        f"tokens accepted on the sample prompts, and a lookahead of {choice.lookahead} then gives "
+        f"Speculation pays for this pair on this machine: {name} had its next "
+        f"token accepted {rate:.0%} of the time on the sample prompts, and a lookahead of "
+        f"{choice.lookahead} then gives "
         f"{choice.gain:.1f} times plain decoding's tokens per second"
         + (" in the rounds that have a guess." if name in free else ".")
     )

@@ -39,14 +39,16 @@ def run(args: argparse.Namespace) -> int:
         acceptance: dict[str, float | None] = {}
         for name in runtime.drafters:
             say(f"answering sample prompts with {name}...")
-            drafted = accepted = 0
+            accepted = recovered = 0
             for prompt in read_prompts(args.prompts):
                 answer = runtime.conversation().send(
                     prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
                 )
-                counters = answer.result.counters
-                drafted, accepted = drafted + counters.drafted, accepted + counters.accepted
-            acceptance[name] = accepted / drafted if drafted else None
+                # What stands behind a rejected token says nothing of the drafter.
+                accepted += answer.result.counters.accepted
+                recovered += answer.result.origins.count("recovered")
+            judged = accepted + recovered
+            acceptance[name] = accepted / judged if judged else None
         free = {name for name, drafter in runtime.drafters.items() if drafter.free}
         for line in report(costs, acceptance, free):
             print(line)
