@@ -389,6 +389,8 @@ class Terminal:
         self.process = subprocess.Popen(
             [*COMMAND, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=env,
             start_new_session=True,
+            # Tests that run in the background ignore SIGINT, and their children would too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
