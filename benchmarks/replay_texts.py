@@ -2,7 +2,7 @@
 
     python benchmarks/replay_texts.py [--costs q8_0 ...] [--orders 4] [--details]
 
-The texts are greedy answers of Qwen2.5-Coder 1.5B Q4_K_M to two prompts of each category (three of
+The texts are greedy answers of Qwen2.5-Coder 1.5B Q4_K_M to two prompts of each category (six of
 code), with what the 0.5B Q4_0 would have guessed at every position (`record_texts.py` makes such a
 file; the prompts are Spec-Bench's, Apache-2.0, and HumanEval's, MIT). Passes cost what COSTS says,
 noisy by 8%, and every drafter and lookahead plays the very same text: what a busy machine does to a
@@ -41,7 +41,7 @@ from edgespec.verify import Draft
 TEXTS = Path(__file__).parent / "texts" / "qwen-coder.jsonl.gz"
 NOISE = 0.08
 
-# Milliseconds of a check of n tokens behind 256, two cores (AVX-512), medians, 2026-11-29.
+# Milliseconds of a check of n tokens behind 256, two cores (AVX2), medians, 2026-11-29.
 COSTS: dict[str, Mapping[int, float]] = {
     "f16": {
         1: 149.5, 2: 146.8, 3: 152.2, 4: 188.7, 5: 192.2, 6: 226.8, 7: 244.4, 8: 270.7, 9: 295.9,

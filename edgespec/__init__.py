@@ -15,13 +15,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgespec.conversation import Conversation as Conversation
     from edgespec.errors import EdgespecError as EdgespecError
     from edgespec.generation import Chunk as Chunk
     from edgespec.generation import Generation as Generation
     from edgespec.generation import Result as Result
     from edgespec.logprobs import LogprobsRequest as LogprobsRequest
     from edgespec.logprobs import TokenLogprobs as TokenLogprobs
-    from edgespec.runtime import Conversation as Conversation
     from edgespec.runtime import Runtime as Runtime
     from edgespec.sampling import SamplingParams as SamplingParams
 
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Chunk": "generation",
-    "Conversation": "runtime",
+    "Conversation": "conversation",
     "EdgespecError": "errors",
     "Generation": "generation",
     "LogprobsRequest": "logprobs",

@@ -13,10 +13,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from edgespec.conversation import Conversation
 from edgespec.errors import EdgespecError
 from edgespec.figures import summary
 from edgespec.generation import Chunk, Generation
-from edgespec.runtime import Conversation, Runtime
+from edgespec.runtime import Runtime
 from edgespec.sampling import SamplingParams
 from edgespec.terminal import printable
 

@@ -25,6 +25,9 @@ from edgespec.session import CachedSession, CancelFlag, TokenBuffer
 from edgespec.text import FinishReason, TextStream
 from edgespec.tokenizer import Tokenizer
 
+DEFAULT_MAX_TOKENS = 1024
+"""The longest answer where none is asked for; small models can go on forever."""
+
 
 @dataclass(frozen=True)
 class Chunk:

@@ -35,6 +35,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--lookahead", type=_lookahead, default="auto", metavar="N|auto",
         help="draft tokens a round; auto measures and plans (auto)",
     )  # fmt: skip
+    add_machine_options(group)
+
+
+def add_machine_options(group: argparse._ArgumentGroup) -> None:
+    """What models run on, and with how much of it."""
     group.add_argument(
         "--ctx-size", type=_positive, metavar="N",
         help="tokens the context holds (default: the model's own, at most 8192)",

@@ -25,7 +25,7 @@ ORDER = [
     "adaptive decode tune trial",
     "generation",
     "opening",
-    "runtime figures",
+    "runtime conversation figures",
     "divergence bench",
     "console",
     "commands",

@@ -12,6 +12,7 @@ from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime
+from edgespec.conversation import Conversation
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import (
@@ -25,7 +26,6 @@ from edgespec.errors import (
 )
 from edgespec.generation import Generation
 from edgespec.planner import FixedPlanner
-from edgespec.runtime import Conversation
 from edgespec.sampling import GREEDY, SamplingParams
 from edgespec.session import CancelFlag
 from edgespec.tokenizer import decode

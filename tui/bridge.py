@@ -34,11 +34,11 @@ from edgespec.tui.messages import (
     Streamed,
 )
 from edgespec.tui.meter import Meter, Pieces
+from edgespec.tui.settings import sampling
 
 if TYPE_CHECKING:
     from edgespec.registry import ModelSpec
     from edgespec.runtime import Runtime
-    from edgespec.sampling import SamplingParams
 
 Opener = Callable[..., "Runtime"]
 """Opens a runtime as `Runtime.open` does."""
@@ -57,8 +57,13 @@ class Bridge:
         opener: Opener | None = None,
         fetcher: Fetcher | None = None,
         clock: Callable[[], float] = perf_counter,
+        **machine: Any,
     ) -> None:
-        """`opener`, `fetcher` and `clock` can be fakes; what they stand for is imported late."""
+        """`opener`, `fetcher` and `clock` can be fakes; what they stand for is imported late.
+
+        `machine`: what else every runtime is opened with, `device` and `allow_cpu`.
+        """
+        self._machine = machine
         self._opener = opener or _open
         self._fetcher = fetcher or _fetch
         self._clock = clock
@@ -194,6 +199,7 @@ class Bridge:
                 fetch=False,
                 report=report,
                 on_pass=measured,
+                **self._machine,
             )
         except Cancelled:
             self._events.append(LoadFailed(load, choice, ""))
@@ -241,15 +247,15 @@ class Bridge:
             "max_tokens": ask.settings.max_tokens,
             "logprobs": LogprobsRequest() if ask.probabilities else None,
         }
-        sampling = _sampling(ask.settings)
+        params = sampling(ask.settings)
         if ask.answer:
             conversation.messages += [
                 Message("user", ask.question),
                 Message("assistant", ask.answer),
             ]
-            generation = conversation.extend(sampling, **options)
+            generation = conversation.extend(params, **options)
         else:
-            generation = conversation.send(ask.question, sampling, **options)
+            generation = conversation.send(ask.question, params, **options)
         self._events.append(Started(turn, generation.notes))
         meter = Meter(turn, runtime)
         pieces = Pieces(runtime.target.tokenizer)
@@ -296,24 +302,6 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "there isn't enough memory for this: choose a smaller pair or a smaller context"
     return f"something unforeseen went wrong ({type(error).__name__}: {error})"
-
-
-def _sampling(settings: Settings) -> SamplingParams:
-    from edgespec.sampling import SamplingParams
-
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        typical_p=settings.typical_p,
-        repetition_penalty=settings.repetition_penalty,
-        presence_penalty=settings.presence_penalty,
-        frequency_penalty=settings.frequency_penalty,
-        penalty_window=settings.penalty_window,
-        seed=settings.seed,
-        rule=settings.rule,
-    )
 
 
 def _open(*args: Any, **options: Any) -> Runtime:

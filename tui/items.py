@@ -19,9 +19,6 @@ from edgespec.tui.shown import shown
 INDENT = 2
 """Cells before an answer, where a question has its bar."""
 
-LETTERS = {"accepted": "a", "recovered": "r", "bonus": "b", "plain": "p"}
-"""How an origin is written where it is named in a letter."""
-
 
 class Item:
     """Something said. `turn` is the turn it belongs to; -1: none."""

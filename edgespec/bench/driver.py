@@ -63,6 +63,8 @@ class Options:
     context_size: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
+    device: str = "auto"
+    allow_cpu: bool = False
     peers: Sequence[tuple[Path, list[str] | None]] = ()
     environments: Path = Path("peers")
     measure_again: bool = False
@@ -167,6 +169,8 @@ def _open(
         context_size=options.context_size,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
+        device=options.device,
+        allow_cpu=options.allow_cpu,
         measure_again=options.measure_again,
         report=lambda what: say(f"{what}..."),
     )

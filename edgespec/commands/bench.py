@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgespec.errors import ConfigError
-from edgespec.options import count
+from edgespec.options import add_machine_options, count
 
 if TYPE_CHECKING:
     from edgespec.bench.record import Results
@@ -49,16 +49,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
         help="lookaheads to compare, as in `3,6,auto`; 0 measures plain decoding against itself "
         "(auto)",
     )  # fmt: skip
-    group.add_argument(
-        "--ctx-size", type=_positive, metavar="N",
-        help="tokens the context holds (default: the model's own, at most 8192)",
-    )  # fmt: skip
-    group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (default: the usable CPUs)"
-    )
-    group.add_argument(
-        "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
-    )
+    add_machine_options(group)
     group.add_argument(
         "--peer", action="append", default=[], metavar="SCRIPT[:SETTINGS]",
         help="another program that answers in turn, through a script of benchmarks/peers; "
@@ -152,6 +143,8 @@ def _measure(args: argparse.Namespace) -> int:
         context_size=args.ctx_size,
         threads=args.threads,
         gpu_layers=args.gpu_layers,
+        device=args.device,
+        allow_cpu=args.allow_cpu,
         peers=[_peer(text) for text in args.peer],
         environments=args.peer_environments,
     )

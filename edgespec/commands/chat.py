@@ -82,7 +82,8 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
         """Saved ones are for the pair they were saved for; the command line is for all."""
         return _settings(args, given, file.settings(label))
 
-    return run(ChatApp(Bridge(), choice, settings, stores, preferences))
+    bridge = Bridge(device=args.device, allow_cpu=args.allow_cpu)
+    return run(ChatApp(bridge, choice, settings, stores, preferences))
 
 
 def _usual_pair(preferences: Preferences) -> str:

@@ -1,0 +1,140 @@
+"""A conversation over a runtime: messages in turn.
+
+Invariant: `messages` changes only when an answer ends, and then it holds what was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.chat import Message
+from edgespec.errors import ConfigError
+from edgespec.generation import DEFAULT_MAX_TOKENS, Generation, Result
+from edgespec.logprobs import LogprobsRequest
+from edgespec.planner import Planner
+from edgespec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from edgespec.runtime import Runtime
+
+
+class Conversation:
+    """Messages in turn. The cache keeps what the next turn's prompt has in common with this one."""
+
+    def __init__(self, runtime: Runtime, system: str | None = None) -> None:
+        self._runtime = runtime
+        self.system = system
+        self.messages: list[Message] = []
+
+    def send(
+        self,
+        text: str,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
+    ) -> Generation:
+        """Ask, and stream the answer; both join `messages` when the answer ends.
+
+        An answer stopped before its first word, or one that failed, leaves `messages` as before.
+        Where the context is too small for all of them, the oldest turns are left out of the
+        prompt, and a note says so.
+        """
+        question = Message("user", text)
+
+        def finish(result: Result) -> None:
+            if result.text or result.finish_reason != "cancelled":
+                self.messages += [question, Message("assistant", result.text)]
+
+        prompt, notes = self._fit([*self.messages, question], max_tokens)
+        return self._runtime.generate(
+            prompt,
+            sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            planner=planner,
+            notes=notes,
+            on_finish=finish,
+        )
+
+    def extend(
+        self,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        logprobs: LogprobsRequest | None = None,
+        planner: Planner | None = None,
+    ) -> Generation:
+        """Go on with the last answer where it ended; what comes joins it when it ends.
+
+        Raises ConfigError where there is no answer yet.
+        """
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise ConfigError("there is no answer to continue: ask something first")
+        before = self.messages[-1]
+
+        def finish(result: Result) -> None:
+            self.messages[-1] = Message("assistant", before.content + result.text)
+
+        ids = self._runtime.target.tokenizer.encode(before.content)
+        prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)
+        return self._runtime.generate(
+            prompt,
+            sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            planner=planner,
+            notes=notes,
+            on_finish=finish,
+        )
+
+    def clear(self) -> None:
+        """Forget every message but the system prompt."""
+        self.messages.clear()
+
+    def _fit(
+        self, messages: list[Message], max_tokens: int | None, begun: Sequence[int] = ()
+    ) -> tuple[list[int], list[str]]:
+        """The prompt with as many of the newest turns as leave room for an answer.
+
+        `begun` are tokens of an answer that goes on.
+        """
+        size = self._runtime.context_size
+        room = size - min(size // 4, max_tokens or size)
+        head = [Message("system", self.system)] if self.system else []
+
+        def prompt(kept: int) -> list[int]:
+            """With the question and the `kept` newest turns, two messages each, before it."""
+            newest = messages[max(0, len(messages) - 1 - 2 * kept) :]
+            return [*self._runtime.encode_messages([*head, *newest]), *begun]
+
+        # Twice as many at each step, then between the last two: a thousand turns cost little more
+        # than those that fit.
+        turns = len(messages) // 2
+        low, ids, high = 0, prompt(0), 1
+        while low < turns and len(ids) <= room:
+            more = prompt(min(high, turns))
+            if len(more) > room:
+                break
+            low, ids, high = min(high, turns), more, 2 * high
+        high = min(high, turns + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            more = prompt(middle)
+            if len(more) <= room:
+                low, ids = middle, more
+            else:
+                high = middle
+        notes = []
+        if dropped := 2 * (turns - low):
+            notes.append(
+                f"the oldest {dropped} messages no longer fit the context of {size} tokens and "
+                "were left out: /clear starts afresh, --ctx-size makes room"
+            )
+        return ids, notes
