@@ -40,6 +40,8 @@ from edgespec.verify import Draft
 
 TEXTS = Path(__file__).parent / "texts" / "qwen-coder.jsonl.gz"
 NOISE = 0.08
+END = -1  # the token that ends an answer, which isn't recorded
+LIMIT = 128  # tokens of an answer at most, when the texts were recorded
 
 # Milliseconds of a check of n tokens behind 256, two cores (AVX2), medians, 2026-11-29.
 COSTS: dict[str, Mapping[int, float]] = {
@@ -104,7 +106,7 @@ class RecordedDrafter:
         ids, confidence = game.text.guesses[len(tokens) - game.text.prompt - 1]
         game.spend(game.read(self.owes(tokens)))
         size = 1
-        while size < min(max_tokens, len(ids)) and (not go_on or go_on(confidence[size - 1])):
+        while size < min(max_tokens, len(ids)) and (not go_on or go_on(ids[size - 1], confidence[size - 1])):
             game.spend(game.read(1))
             size += 1
         self._cached = np.concatenate([tokens, np.array(ids[: size - 1], np.int32)])
@@ -161,15 +163,17 @@ class Game:
         planner.begin(text.prompt)
         while at < end:
             began = self._clock
-            draft = planner.draft(self.drafters, text.tokens[:at], end - at - 1, sampler)
+            room = text.prompt + LIMIT - at - 1  # who asks doesn't know where the answer ends
+            draft = planner.draft(self.drafters, text.tokens[:at], room, sampler)
             drafted = self._clock
             self.spend(float(self._check[len(draft) + 1]))
             guess = np.array(draft.tokens, np.int32)
             stood = common_prefix(guess, text.tokens[at : at + len(draft)])
             first = at - text.prompt - 1
             rows = np.zeros((len(draft) + 1, 2), np.float32)
-            rows[:, 0] = text.gaps[first : first + len(rows)]
-            follows = int(text.tokens[at + stood])
+            gaps = text.gaps[first : first + len(rows)]
+            rows[: len(gaps), 0] = gaps
+            follows = int(text.tokens[at + stood]) if at + stood < end else END
             spent = drafted - began, self._clock - drafted
             planner.observe(Outcome(draft, stood, follows, *spent, at, rows))
             at += stood + 1

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from edgespec.confidence import GAP_EDGES, MATCH_EDGES, Calibration, Outlook, top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter, GoOn
@@ -23,11 +25,14 @@ from edgespec.verify import NO_DRAFT, Draft
 MAX_LOOKAHEAD = MAX_TOKENS - 1
 PROBE_SHARE = 0.0045
 """The share of the time that may go into drafts thought not to pay, in case they do."""
+PROBE_PART = 0.03
+"""The part of an answer's time so far that one such draft may take: short answers get none."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
 _MARGIN = 0.03  # a draft must promise this many tokens more than plain decoding,
 _RISK = 0.15  # and this many more for each plain round of its time, since estimates err
+_SWITCH = 0.1  # tokens that copying must be worth more than drawing on
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _PARKED = 8  # rounds without a draft after which the planner says that it has parked
 
@@ -69,6 +74,7 @@ class AdaptivePlanner:
         self._matches: dict[str, Calibration] = {}
         self._guesses: dict[str, Draft] = {}  # of free drafters, for this round
         self._best: _Option | None = None  # this round's, taken or not
+        self._copy = NO_DRAFT  # what a free drafter adds behind this round's draft
         self._drafted = NO_DRAFT  # the latest draft
         self._idle = _PARKED  # rounds since
         self._plain_rounds = 0
@@ -77,6 +83,7 @@ class AdaptivePlanner:
         # Of late, in rounds that had a free guess and in others; time in plain rounds.
         self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
         self._all_tokens = self._real_time = 1.0
+        self._answer_time = 0.0  # in plain rounds, of this answer
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
 
     def begin(self, length: int) -> None:
@@ -84,6 +91,7 @@ class AdaptivePlanner:
         if self._length > self._begun:
             self._answer += 0.3 * (self._length - self._begun - self._answer)
         self._begun = self._length = length
+        self._answer_time = 0.0
         for calibration in self._matches.values():
             calibration.begin()
         for model in self._models.values():
@@ -97,6 +105,7 @@ class AdaptivePlanner:
         longest = min(self._max, room)
         self._guesses.clear()
         self._best = None
+        self._copy = NO_DRAFT
         if longest <= 0:
             return NO_DRAFT
         for name, drafter in drafters.items():
@@ -112,22 +121,28 @@ class AdaptivePlanner:
         if not options:
             return NO_DRAFT
         # A long read is paid once and serves what follows: a quarter of an answer, since the rest
-        # may be another kind of text.
-        share = 6 * self._speed / max(32.0, self._answer, self._length - self._begun)
+        # may be another kind of text, and no more than there is room for.
+        served = min(3.0 * (room + 1), max(32.0, self._answer, self._length - self._begun))
+        share = min(1.0, 6 * self._speed / served)
         self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
             if self._affords_reference():
                 return NO_DRAFT
         else:
-            best = max(options, key=lambda o: o.worth - o.arrears)
-            if best.arrears - best.worth > self._probe_credit:
+            # A guess in hand is judged without a probe: only its checks' costs are to be learnt.
+            asked = [option for option in options if not option.drafter.free] or options
+            best = max(asked, key=lambda o: o.worth - o.arrears)
+            loss = best.arrears - best.worth
+            if loss > min(self._probe_credit, PROBE_PART * self._answer_time):
                 return NO_DRAFT
-            self._probe_credit -= max(0.0, best.arrears - best.worth)
+            self._probe_credit -= max(0.0, loss)
+            self._best = best
         if best.drafter.free:
             return _first(self._guesses[best.drafter.name], best.size)
-        self._best = best
-        go_on = self._go_on(best.drafter.name, longest, price, len(tokens))
-        return best.drafter.propose(tokens, longest, sampler, go_on)
+        free = [drafter for drafter in drafters.values() if drafter.free]
+        go_on = self._go_on(best.drafter.name, longest, price, tokens, free, sampler)
+        draft = best.drafter.propose(tokens, longest, sampler, go_on)
+        return draft.followed_by(self._copy) if self._copy else draft
 
     def observe(self, outcome: Outcome) -> None:
         """See `Planner.observe`."""
@@ -138,18 +153,22 @@ class AdaptivePlanner:
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
         certainty = top2_gap(outcome.rows[0]) if self._models else 0.0
+        drawn = len(draft) - draft.copied
+        asked = self._best.drafter.name if self._best is not None and draft else ""
+        if draft.copied and stood >= drawn:
+            _judge(self._match(self._copy.drafter), self._copy, came[drawn:])
         for name, model in self._models.items():
-            if draft.drafter != name:
+            if asked != name:
                 # Not asked: what its guess would have been worth, by the target's own certainty.
                 likely = model.signal.rate(certainty)
                 model.outlook.learn(likely, 1 - likely, tried=False)
                 continue
             owed = self._best.owed if self._best else 1
-            seconds += self.costs.draft(name, len(draft), min(2, owed), length)
-            self.costs.observe_draft(name, len(draft), owed, length, outcome.draft_seconds)
-            _judge(model.confidence, draft, came)
+            seconds += self.costs.draft(name, drawn, min(2, owed), length)
+            self.costs.observe_draft(name, drawn, owed, length, outcome.draft_seconds)
+            _judge(model.confidence, _first(draft, drawn), came)
             model.signal.learn(certainty, stood > 0)
-            model.outlook.learn(stood, stood < len(draft))
+            model.outlook.learn(min(stood, drawn), stood < drawn)
         self._count(stood + 1, seconds / plain)
         real = outcome.draft_seconds + outcome.check_seconds
         self._real_time = self._real_time * _FADE + real / plain
@@ -191,6 +210,7 @@ class AdaptivePlanner:
         self._tokens[kind] = self._tokens[kind] * _FADE + tokens
         self._time[kind] = self._time[kind] * _FADE + time
         self._all_tokens = self._all_tokens * _FADE + tokens
+        self._answer_time += time
         self._probe_credit += PROBE_SHARE * time
         self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
 
@@ -244,25 +264,50 @@ class AdaptivePlanner:
         worth = worths[size] - _MARGIN - _RISK * time
         return _Option(drafter, size, gains[size], time, worth, arrears, owed)
 
-    def _go_on(self, name: str, longest: int, price: float, length: int) -> GoOn:
-        """Whether to draft one more, by the confidence of each token drawn so far."""
+    def _go_on(
+        self,
+        name: str,
+        longest: int,
+        price: float,
+        tokens: TokenIds,
+        free: Sequence[Drafter],
+        sampler: Sampler,
+    ) -> GoOn:
+        """Whether to draft one more, by the confidence of each token drawn so far.
+
+        Where what was drawn leads into words that came before, copying those can be worth more:
+        then the draft ends, and they are its continuation.
+        """
         confidences, outlook = self._model(name).confidence, self._model(name).outlook.rate
+        length = len(tokens)
         step = self.costs.seconds(name, 1, length)
         check = self.costs.curve("check", length)
-        drafted, reach = 0, 1.0
+        drafted: list[int] = []
+        reach = 1.0
 
-        def go_on(confidence: float) -> bool:
-            nonlocal drafted, reach
-            drafted += 1
+        def go_on(token: int, confidence: float) -> bool:
+            nonlocal reach
+            drafted.append(token)
             reach *= confidences.rate(confidence)
-            gain, hope = 0.0, reach
+            size, gain, hope, worth = len(drafted), 0.0, reach, 0.0
             # A check of three more can be cheaper than one of two more: look at them all.
-            for more in range(1, longest - drafted + 1):
+            for more in range(1, longest - size + 1):
                 hope *= outlook
                 gain += hope
-                if gain > price * (more * step + check[drafted + more + 1] - check[drafted + 1]):
-                    return True
-            return False
+                time = more * step + check[size + more + 1] - check[size + 1]
+                worth = max(worth, gain - price * time)
+            text = np.concatenate([tokens, np.array(drafted, tokens.dtype)])
+            for drafter in free:
+                guess = drafter.propose(text, longest - size, sampler)
+                rates = self._match(drafter.name)
+                gain, hope = 0.0, reach
+                for more, sure in enumerate(guess.confidence, start=1):
+                    hope *= rates.rate(sure)
+                    gain += hope
+                    copying = gain - price * (check[size + more + 1] - check[size + 1])
+                    if copying > worth + _SWITCH:
+                        worth, self._copy = copying, _first(guess, more)
+            return worth > 0 and not self._copy
 
         return go_on
 
@@ -286,6 +331,5 @@ def _judge(calibration: Calibration, guess: Draft, came: Sequence[int]) -> None:
 
 
 def _first(draft: Draft, size: int) -> Draft:
-    """The first `size` tokens of a guess that was made without a draw."""
-    assert draft.probs is None
+    """The first `size` tokens of a draft, as a guess."""
     return Draft(draft.tokens[:size], None, draft.drafter, draft.confidence[:size])

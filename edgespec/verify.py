@@ -20,16 +20,30 @@ class Draft:
 
     `probs` is None for a deterministic guess: each token then counts as drawn from a point mass.
     `confidence` says how sure the drafter was of each token, on a scale of its own; a planner
-    learns what it is worth.
+    learns what it is worth. The last `copied` tokens are another drafter's, which went on where
+    the first stopped.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[Categorical, ...] | None = None
     drafter: str = ""
     confidence: tuple[float, ...] = ()
+    copied: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def followed_by(self, guess: Draft) -> Draft:
+        """This draft, and behind it a guess of another drafter's that was made without a draw."""
+        assert guess.probs is None and not guess.copied
+        points = tuple(map(Categorical.point, guess.tokens))
+        return Draft(
+            self.tokens + guess.tokens,
+            None if self.probs is None else self.probs + points,
+            f"{self.drafter}+{guess.drafter}",
+            self.confidence + guess.confidence,
+            copied=len(guess),
+        )
 
 
 NO_DRAFT = Draft()

@@ -182,7 +182,8 @@ class FakeDrafter:
     def propose(
         self, tokens: Array, max_tokens: int, sampler: Any, go_on: GoOn | None = None
     ) -> Draft:
-        game, at = self._game, self._game.at
+        game = self._game
+        at = game.at + len(tokens) - game.length  # another may have drafted some already
         right, sure = game.text.right[self.name], game.text.sure[self.name]
         if self.free:
             if not sure[at]:
@@ -191,7 +192,8 @@ class FakeDrafter:
         else:
             size, more = 1, True
             while more and size < max_tokens:
-                more = go_on is None or go_on(float(sure[at + size - 1]))
+                last = at + size - 1
+                more = go_on is None or go_on(int(not right[last]), float(sure[last]))
                 size += more
             confidence = tuple(sure[at : at + size].tolist())
             game.spend(game.machine.draft_cost(size, self.owes(tokens), game.late))
@@ -226,7 +228,7 @@ class Game:
     def __init__(self, machine: Machine, text: Text, seed: int = 0) -> None:
         self.machine, self.text = machine, text
         self.rng = np.random.default_rng(seed)
-        self.at = 0
+        self.at = self.length = 0  # tokens of all texts that are done, and of this one so far
         self.agreed = 0  # tokens of this text that a drafter's cache may hold
         self._cost = self._clock = 0.0
 
@@ -246,22 +248,22 @@ class Game:
         rounds = []
         zeros = np.zeros(1 << 14, np.int32)
         for prompt, tokens in self.text.answers:
-            end, length = self.at + tokens, prompt
+            end, self.length = self.at + tokens, prompt
             self.agreed = 0
-            planner.begin(length)
+            planner.begin(self.length)
             while self.at < end:
                 self._cost, began = 0.0, self._clock
-                draft = planner.draft(drafters, zeros[:length], LONGEST - 1, SimpleNamespace())
+                draft = planner.draft(drafters, zeros[: self.length], len(zeros), SimpleNamespace())
                 drafted, cost = self._clock - began, self._cost
                 k, at = len(draft), self.at
                 seconds = self.spend(self.machine.check_cost(k + 1, self.late))
                 stood = (*draft.tokens, 1).index(1)
                 rows = np.zeros((k + 1, 2), np.float32)
                 rows[:, 0] = self.text.gaps[at : at + k + 1]
-                planner.observe(Outcome(draft, stood, 0, drafted, seconds, length, rows))
-                self.agreed = length + stood
+                planner.observe(Outcome(draft, stood, 0, drafted, seconds, self.length, rows))
+                self.agreed = self.length + stood
                 self.at = min(at + stood + 1, end)
-                length += self.at - at
+                self.length += self.at - at
                 rounds.append(Played(at, draft.drafter, k, stood, self._cost, cost))
         return rounds
 

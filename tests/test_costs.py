@@ -81,7 +81,7 @@ def test_measuring_can_be_stopped_and_leaves_the_cache_empty() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(target, {}, check=check)
+        measure(target, {}, check=check, clock=lambda: 1.0)
     assert target.cache == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chance import fit
 from fakes import FakeSession, PieceTokenizer, fake_model
 from simulator import (
     MACHINES,
@@ -26,6 +27,7 @@ from simulator import (
 )
 
 from edgespec.adaptive import MAX_LOOKAHEAD, AdaptivePlanner
+from edgespec.categorical import Categorical
 from edgespec.confidence import MATCH_EDGES, Calibration, Outlook
 from edgespec.costs import Costs
 from edgespec.decode import decode
@@ -36,7 +38,7 @@ from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
 from edgespec.text import TextStream
-from edgespec.verify import NO_DRAFT, Draft
+from edgespec.verify import NO_DRAFT, Draft, verify_rejection
 
 BOTH = ("lookup", "model")
 
@@ -155,7 +157,7 @@ class Asked:
         self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
     ) -> Draft:
         size = 1
-        while size < max_tokens and go_on and go_on(9.5):
+        while size < max_tokens and go_on and go_on(0, 9.5):
             size += 1
         self.sizes.append(size)
         return Draft((0,) * size, None, "model", (9.5,) * size)
@@ -196,14 +198,109 @@ def test_a_room_of_one_takes_one_token_of_a_guess() -> None:
     assert drafted.tokens == (5,)
 
 
-def test_what_it_owes_decides_whether_a_drafter_is_asked() -> None:
-    asked = {}
-    for owed in (1, 50, 3000):
-        planner, drafter = AdaptivePlanner(quick_costs()), Asked(owed)
-        planner.begin(3000)
-        planner.draft({"model": drafter}, text_of(3000), 16, Sampler(GREEDY, 4))
-        asked[owed] = bool(drafter.sizes)
-    assert asked == {1: True, 50: True, 3000: False}
+@pytest.mark.parametrize(
+    ("owed", "room", "asked"),
+    [(1, 1000, True), (50, 1000, True), (3000, 1000, False), (120, 1000, True), (120, 7, False)],
+)
+def test_what_it_owes_and_how_much_may_follow_decide_whether_a_drafter_is_asked(
+    owed: int, room: int, asked: bool
+) -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), Asked(owed)
+    planner.begin(3000)
+    planner.draft({"model": drafter}, text_of(3000), room, Sampler(GREEDY, 4))
+    assert bool(drafter.sizes) == asked
+
+
+def test_a_parked_model_is_probed_though_a_lookup_guesses_too() -> None:
+    """The lookup's bad guesses must not use up what there is for finding out about the model."""
+    tokens = np.array([5, 6, 7, 8, 9, 1, 2, 3, 4] * 30, np.int32)
+    planner, drafter = AdaptivePlanner(quick_costs()), Asked(20)
+    drafters = {"lookup": LookupDrafter(), "model": drafter}
+    planner.begin(len(tokens))
+    probes = []
+    for k in range(3000):
+        draft = planner.draft(drafters, tokens, 1000, Sampler(GREEDY, 16))
+        rows = np.zeros((len(draft) + 1, 16), np.float32)
+        seconds = 0.1 + 0.1 * len(draft)
+        planner.observe(Outcome(draft, 0, 0, 0.02, seconds, len(tokens), rows))
+        if draft.drafter == "model":
+            probes.append(k)
+    late = [k for k in probes if k > 500]
+    assert 1 <= len(late) <= 100
+
+
+class Scripted(Asked):
+    """A model drafter that draws given tokens, under a distribution where it is asked for one."""
+
+    def __init__(self, drawn: Sequence[int], probs: Any = None) -> None:
+        super().__init__(1)
+        self.drawn, self.probs = drawn, probs
+
+    def propose(
+        self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
+    ) -> Draft:
+        size = 1
+        while (
+            size < min(max_tokens, len(self.drawn)) and go_on and go_on(self.drawn[size - 1], 9.5)
+        ):
+            size += 1
+        probs = None if self.probs is None else (self.probs,) * size
+        return Draft(tuple(self.drawn[:size]), probs, "model", (9.5,) * size)
+
+
+def forked() -> tuple[Any, list[int]]:
+    """A text with the same words twice, going on in two ways, and once more at its end; the first
+    of the two ways is what comes.
+    """
+    words, ways = range(12, 24), ([0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 7, 5, 3, 1])
+    return np.array([*words, *ways[0], 24, *words, *ways[1], 25, *words], np.int32), ways[0]
+
+
+def test_what_a_model_drew_is_continued_with_words_that_came_before() -> None:
+    tokens, follows = forked()
+    planner, drafter = AdaptivePlanner(quick_costs()), Scripted([follows[0], 31, 31, 31])
+    planner.begin(len(tokens))
+    lookup, sampler = LookupDrafter(), Sampler(GREEDY, 32)
+
+    def play(drafters: Any, text: Any, coming: Sequence[int]) -> Draft:
+        draft = planner.draft(drafters, text, 7, sampler)
+        stood = next((i for i, t in enumerate(draft.tokens) if t != coming[i]), len(draft))
+        rows = np.zeros((len(draft) + 1, 32), np.float32)
+        drawn = 0 if draft.drafter == "lookup" else len(draft) - draft.copied
+        drafting = planner.costs.draft("model", drawn, 1, 64) if drawn else 0.0
+        check = planner.costs.expected(len(draft) + 1, 64)
+        planner.observe(Outcome(draft, stood, coming[stood], drafting, check, len(text), rows))
+        return draft
+
+    for _ in range(20):  # copying is found to work
+        play({"lookup": lookup}, np.array([*range(12)] * 3, np.int32), [*range(12)])
+    drafts = [play({"lookup": lookup, "model": drafter}, tokens, follows) for _ in range(60)]
+    draft = next(draft for draft in drafts if draft.copied)
+    assert draft.drafter == "model+lookup" and draft.probs is None
+    assert draft.tokens == tuple(follows[: len(draft)])
+    assert draft.copied == len(draft) - 1 >= 2
+
+
+def test_a_continued_draft_leaves_the_targets_distribution_alone() -> None:
+    rng = np.random.default_rng(5)
+    drawn_from = Categorical(None, np.array([0.1, 0.6, 0.2, 0.1]))
+    first = np.array([0.4, 0.3, 0.2, 0.1])  # the target's first word, and its second behind each
+    second = np.array(
+        [[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25] * 4, [0.0, 0.5, 0.5, 0.0]]
+    )
+    pairs = []
+    for _ in range(40_000):
+        token = drawn_from.draw(rng)
+        drawn = Draft((token,), (drawn_from,), "model", (1.0,))
+        draft = drawn.followed_by(Draft(((token + 1) % 4,), None, "lookup", (3.0,)))
+        rows = [first, second[token], np.full(4, 0.25)]
+        verdict = verify_rejection(draft, lambda i, rows=rows: Categorical(None, rows[i]), rng)
+        came = [*draft.tokens[: verdict.num_accepted], verdict.next_token]
+        if len(came) == 1:
+            came.append(Categorical(None, second[came[0]]).draw(rng))
+        pairs.append((came[0], came[1]))
+    wanted = {(i, j): first[i] * second[i][j] for i in range(4) for j in range(4)}
+    assert fit(pairs, wanted).good
 
 
 class Watched(ModelDrafter):

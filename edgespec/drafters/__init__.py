@@ -13,8 +13,8 @@ from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
 from edgespec.verify import Draft
 
-GoOn = Callable[[float], bool]
-"""Asked after each draft token, with the confidence in it: is another one worth its cost?"""
+GoOn = Callable[[int, float], bool]
+"""Asked after each draft token, with it and the confidence in it: is another one worth its cost?"""
 
 
 class Drafter(Protocol):

@@ -61,7 +61,7 @@ class ModelDrafter:
             if dist is not None:
                 probs.append(dist)
             confidence.append(top2_gap(row[: sampler.width]))
-            if len(drafted) == max_tokens or (go_on and not go_on(confidence[-1])):
+            if len(drafted) == max_tokens or (go_on and not go_on(token, confidence[-1])):
                 break
             pending = [token]
         return Draft(tuple(drafted), tuple(probs) if probs else None, self.name, tuple(confidence))
