@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -172,7 +173,10 @@ class AdaptivePlanner:
         self._count(stood + 1, seconds / plain)
         real = outcome.draft_seconds + outcome.check_seconds
         self._real_time = self._real_time * _FADE + real / plain
-        self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
+        if (
+            draft or self._idle < _PARKED or self._plain_rounds % 4 == 0
+        ):  # parked costs next to nothing
+            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
         self._length = length + stood + 1
         self._plain_rounds += not draft
         self._idle = 0 if draft else self._idle + 1
@@ -197,6 +201,35 @@ class AdaptivePlanner:
         if parked:
             return PlannerStatus("", 0, True, reason, gain)
         return PlannerStatus(self._drafted.drafter, len(self._drafted), False, reason, gain)
+
+    def to_json(self) -> dict[str, Any]:
+        """What answers showed of the drafters, for another day."""
+        return {
+            "answer": self._answer,
+            "matches": {name: match.to_json() for name, match in self._matches.items()},
+            "models": {
+                name: {
+                    "confidence": model.confidence.to_json(),
+                    "signal": model.signal.to_json(),
+                    "outlook": model.outlook.to_json(),
+                }
+                for name, model in self._models.items()
+            },
+        }
+
+    def recall(self, data: Mapping[str, Any]) -> None:
+        """Go on from what `to_json` gave; KeyError, TypeError or ValueError for anything else."""
+        answer = float(data["answer"])
+        if not 1 <= answer < 1e6:
+            raise ValueError("this is no length of an answer")
+        self._answer = answer
+        for name, rates in data["matches"].items():
+            self._match(str(name)).recall(rates)
+        for name, known in data["models"].items():
+            model = self._model(str(name))
+            model.confidence.recall(known["confidence"])
+            model.signal.recall(known["signal"])
+            model.outlook.recall(known["outlook"])
 
     @property
     def _speed(self) -> float:

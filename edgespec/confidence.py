@@ -7,7 +7,8 @@ prior.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,20 @@ class Calibration:
         self._total[level] = self._total[level] * _FADE + 1
         self._stood[level] = self._stood[level] * _FADE + stood
 
+    def to_json(self) -> dict[str, list[float]]:
+        """What is usual, for another day; this answer counts as over."""
+        self.begin()
+        return {"usual": list(self._usual), "answers": list(self._answers)}
+
+    def recall(self, data: Mapping[str, Any]) -> None:
+        """Go on from what `to_json` gave; KeyError, TypeError or ValueError for anything else."""
+        usual, answers = ([float(x) for x in data[name]] for name in ("usual", "answers"))
+        levels = len(self._usual)
+        fits = len(usual) == len(answers) == levels
+        if not fits or not all(0 <= u <= 1 <= a < 1e3 for u, a in zip(usual, answers, strict=True)):
+            raise ValueError("these are no rates")
+        self._usual, self._answers = usual, answers
+
 
 class Outlook:
     """How likely guesses not made yet will stand, in a text that changes its kind now and then.
@@ -101,3 +116,16 @@ class Outlook:
         if tried:
             self._prior += self._settle * (stood + missed) * (belief - self._prior)
         self.rate = float(belief @ self._RATES)
+
+    def to_json(self) -> list[float]:
+        """What is to be expected of a text, for another day."""
+        return [float(x) for x in self._prior]
+
+    def recall(self, data: Sequence[Any]) -> None:
+        """Go on from what `to_json` gave; TypeError or ValueError for anything else."""
+        prior = np.array([float(x) for x in data])
+        if prior.shape != self._prior.shape or not (prior >= 0).all() or not prior.sum() > 0:
+            raise ValueError("this is no belief")
+        self._prior = prior / prior.sum()
+        self._belief = self._prior.copy()
+        self.rate = float(self._belief @ self._RATES)

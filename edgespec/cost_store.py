@@ -1,4 +1,5 @@
-"""Measured costs on disk, one small file for each pair, machine and version.
+"""Measured costs on disk, and what drafters proved to be worth: a small file for each pair, machine
+and version.
 
 Invariant: a file that is missing, damaged or of another version is the same as none: the costs are
 measured again. Writing replaces the file in one step.
@@ -14,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edgespec.adaptive import AdaptivePlanner
 from edgespec.costs import Costs
-from edgespec.platform import cache_dir
+from edgespec.platform import cache_dir, cpu_name
 from edgespec.session import Model
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:
@@ -27,26 +29,29 @@ def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:
         "format": _FORMAT,
         "target": target.details,
         "drafters": {name: model.details for name, model in drafters.items()},
-        "machine": os.uname().machine if hasattr(os, "uname") else os.name,
+        "machine": cpu_name(),
     }
 
 
-def load(key: Mapping[str, Any]) -> Costs | None:
-    """The costs kept for this key, if there are any."""
+def load(key: Mapping[str, Any]) -> AdaptivePlanner | None:
+    """A planner that goes on from what is kept for this key, if there is anything."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         data = json.loads(_file(key).read_text("utf-8"))
         if data["key"] == json.loads(json.dumps(key)):
-            return Costs.from_json(data["costs"])
+            planner = AdaptivePlanner(Costs.from_json(data["costs"]))
+            planner.recall(data["drafters"])
+            return planner
     return None
 
 
-def save(key: Mapping[str, Any], costs: Costs) -> None:
-    """Keep the costs; a disk that can't take them is no reason to fail."""
+def save(key: Mapping[str, Any], planner: AdaptivePlanner) -> None:
+    """Keep what a planner knows; a disk that can't take it is no reason to fail."""
     file = _file(key)
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"key": key, "costs": costs.to_json()}), "utf-8")
+        known = {"costs": planner.costs.to_json(), "drafters": planner.to_json()}
+        part.write_text(json.dumps({"key": key, **known}), "utf-8")
         part.replace(file)
     except OSError:
         with suppress(OSError):

@@ -32,7 +32,8 @@ READS = (1, 2, 16)
 """Passes of a drafter: a step, the usual catch-up, a long one."""
 
 # Standard deviations of logarithms, so shares of a cost.
-_UNSURE = 0.2  # of a relative cost at first
+_UNSURE = 0.2  # of a relative cost at first, and at most
+_OVERNIGHT = 0.05  # of a relative cost that was well known in an earlier run
 _PACE_DRIFT = 0.04  # of the machine's pace, from one pass to the next
 _CELL_DRIFT = 0.008  # of a relative cost, likewise
 _LIKENESS = 2.0  # over how much of a factor in n (its logarithm) costs change together
@@ -73,6 +74,8 @@ class Costs:
         self._bucket = self._length = 0
         self._noise = _NOISE
         self._curves: dict[str, list[float]] = {}
+        # By drafter: what a token of a read beyond the curve costs, in what the curve says of it.
+        self._long_reads: dict[str, float] = {}
 
     @property
     def pace(self) -> float:
@@ -102,7 +105,7 @@ class Costs:
         curve = self.curve(kind, length)
         if tokens <= MAX_TOKENS:
             return curve[tokens]
-        more = max(curve[MAX_TOKENS] - curve[2], 0.0) / (MAX_TOKENS - 2)
+        more = self._long_reads.get(kind, 1.0) * _more(curve)
         return curve[MAX_TOKENS] + more * (tokens - MAX_TOKENS)
 
     def expected(self, tokens: int, length: int) -> float:
@@ -124,6 +127,15 @@ class Costs:
         self, drafter: str, tokens: int, owed: int, length: int, seconds: float
     ) -> None:
         """Learn from a draft: a read and single steps, timed together."""
+        if owed > MAX_TOKENS:
+            curve = self.curve(drafter, length)
+            rest = seconds - curve[MAX_TOKENS] - (tokens - 1) * curve[1]
+            beyond = owed - MAX_TOKENS
+            factor = min(3.0, max(0.2, rest / beyond / _more(curve)))
+            weight = 0.3 * beyond / (beyond + 100)  # of a short one most is known, the rest is noise
+            before = self._long_reads.get(drafter, 1.0)
+            self._long_reads[drafter] = before + weight * (factor - before)
+            return
         passes = {(drafter, 1): tokens - 1}
         read = (drafter, max(1, owed))
         passes[read] = passes.get(read, 0) + 1
@@ -145,6 +157,7 @@ class Costs:
         for cell, part in parts.items():
             shares[cell] = part / expected
         state.cov += self._drift
+        self._bound(state)
         reach = state.cov @ shares
         total = float(shares @ reach) + self._noise**2
         surprise = math.log(seconds / expected)
@@ -154,6 +167,14 @@ class Costs:
         state.cov -= np.outer(reach, reach / total)
         self._noise += 0.02 * (min(0.4, max(0.03, abs(surprise))) - self._noise)
         self._curves.clear()
+
+    def _bound(self, state: _State) -> None:
+        """No relative cost gets less certain than it was before anything was measured."""
+        variance = state.cov.diagonal()
+        if variance[1:].max() > 1.05 * _UNSURE**2:
+            shrink = np.minimum(1.0, _UNSURE / np.sqrt(np.maximum(variance, 1e-12)))
+            shrink[0] = 1.0
+            state.cov *= shrink[:, None] * shrink
 
     def _enter(self, length: int) -> None:
         """Change to the costs at this length; one not seen yet starts from the nearest that was."""
@@ -175,33 +196,60 @@ class Costs:
         self._curves.clear()
 
     def to_json(self) -> dict[str, Any]:
-        """What is worth keeping on disk: seconds by length, kind and tokens."""
+        """What is worth keeping on disk, by length, kind and tokens: seconds, and how sure they
+        are, as standard deviations of their logarithms beside a pass over one token's.
+        """
         pace = self.pace
-        return {
-            str(bucket): {
-                kind: np.exp(pace + state.mean[first : first + MAX_TOKENS]).tolist()
-                for kind, first in self._kinds.items()
-            }
-            for bucket, state in self._states.items()
-        }
+        kept: dict[str, Any] = {"long_reads": dict(self._long_reads)}
+        for bucket, state in self._states.items():
+            kept[str(bucket)] = curves = {}
+            one = self._kinds["check"]  # a pass over one token
+            spread = state.cov.diagonal() + state.cov[one, one] - 2 * state.cov[one]
+            for kind, first in self._kinds.items():
+                cells = slice(first, first + MAX_TOKENS)
+                curves[kind] = {
+                    "seconds": np.exp(pace + state.mean[cells]).tolist(),
+                    "unsure": np.sqrt(np.maximum(spread[cells], 0.0)).tolist(),
+                }
+        return kept
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Costs:
         """What `to_json` gave; raises KeyError, TypeError or ValueError for anything else."""
         kinds = list(data["0"])
         by_bucket = {}
+        long_reads = {str(kind): float(factor) for kind, factor in data["long_reads"].items()}
+        if not all(0.2 <= factor <= 3 for factor in long_reads.values()):
+            raise ValueError("these are no costs")
         for bucket, curves in data.items():
-            curves = {kind: [float(s) for s in curves[kind]] for kind in kinds}
-            if not all(
-                len(c) == MAX_TOKENS and 0 < min(c) <= max(c) < 1e9 for c in curves.values()
-            ):
+            if bucket == "long_reads":
+                continue
+            seconds = {kind: [float(s) for s in curves[kind]["seconds"]] for kind in kinds}
+            unsure = [float(s) for kind in kinds for s in curves[kind]["unsure"]]
+            sizes = [len(c) for c in seconds.values()]
+            if sizes != [MAX_TOKENS] * len(kinds) or len(unsure) != MAX_TOKENS * len(kinds):
                 raise ValueError("these are no costs")
-            by_bucket[int(bucket)] = cls({k: dict(enumerate(c, 1)) for k, c in curves.items()})
-        costs = by_bucket[0]
-        costs._states = {bucket: other._states[0] for bucket, other in by_bucket.items()}
-        for state in costs._states.values():
+            if not all(0 < min(c) <= max(c) < 1e9 for c in seconds.values()):
+                raise ValueError("these are no costs")
+            costs = cls({kind: dict(enumerate(c, 1)) for kind, c in seconds.items()})
+            # Another day, another program beside this one: somewhat less sure than it was.
+            known = np.minimum(_UNSURE, np.hypot(np.array(unsure), _OVERNIGHT))
+            if not np.isfinite(known).all():
+                raise ValueError("these are no costs")
+            state = costs._states[0]
+            state.cov[1:, 1:] = costs._alike[1:, 1:] * known[:, None] * known
             state.cov[0, 0] = 0.2**2  # who knows how busy the machine is today
+            by_bucket[int(bucket)] = costs
+        costs = by_bucket[0]
+        costs._long_reads = long_reads
+        costs._states = {bucket: other._states[0] for bucket, other in by_bucket.items()}
         return costs
+
+
+def _more(curve: Sequence[float]) -> float:
+    """Seconds of one more token in a pass longer than the curve."""
+    slope = (curve[MAX_TOKENS] - curve[2]) / (MAX_TOKENS - 2)
+    return max(slope, curve[MAX_TOKENS] / MAX_TOKENS / 4)
 
 
 def _between(points: Mapping[int, float], tokens: int) -> float:

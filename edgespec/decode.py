@@ -31,6 +31,8 @@ class Round:
     """One draft and one check: the tokens that were committed, and what it cost in seconds.
 
     `fed` is how many tokens went through the target: the uncached prompt or one, and the draft.
+    `accepted` draft tokens were right, also where the text was cut before them; `rejected` says
+    that the target replaced the one behind them.
     `sample_seconds` went into choosing tokens from the target's rows.
     """
 
@@ -40,6 +42,7 @@ class Round:
     fed: int = 0
     drafted: int = 0
     accepted: int = 0
+    rejected: bool = False
     draft_seconds: float = 0.0
     check_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -113,6 +116,7 @@ def decode(
             fed=pending + len(draft),
             drafted=len(draft),
             accepted=verdict.num_accepted,
+            rejected=verdict.num_accepted < len(draft),
             draft_seconds=drafted_at - began,
             check_seconds=checked_at - drafted_at,
             sample_seconds=chosen_at - checked_at,

@@ -22,9 +22,19 @@ _REASONS = {
 def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, Any]:
     """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds.
 
-    `gain` is tokens per second over plain decoding's, as the planner measured it.
+    `gain` is tokens per second over plain decoding's, as the planner measured it; `drafter` and
+    `lookahead` are those of its latest draft.
     """
     counters = result.counters
+    planner: dict[str, Any] = dict.fromkeys(("gain", "drafter", "lookahead", "parked", "reason"))
+    if status is not None:
+        planner = {
+            "gain": _rounded(status.gain),
+            "drafter": status.drafter or None,
+            "lookahead": status.lookahead,
+            "parked": status.parked,
+            "reason": status.reason or None,
+        }
     return {
         "text": result.text,
         "token_count": len(result.tokens),
@@ -35,7 +45,7 @@ def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, An
         "mean_accepted_length": _rounded(counters.mean_accepted_length),
         "prompt_tokens": counters.prompt_tokens,
         "cached_tokens": counters.cached_tokens,
-        "gain": _rounded(status.gain) if status is not None else None,
+        **planner,
         "drafters": {
             name: {
                 "rounds": drafter.rounds,

@@ -291,7 +291,9 @@ class _Answer:
             counters.check_seconds += step.check_seconds
             counters.sample_seconds += step.sample_seconds
             if step.drafted:
-                counters.add_draft(step.drafter, step.drafted, step.accepted)
+                counters.add_draft(
+                    step.drafter, step.drafted, step.accepted, rejected=step.rejected
+                )
         counters.tokens = self._length
 
     def _finish(self, reason: FinishReason) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DrafterCounts:
-    """One drafter's part."""
+    """One drafter's part; `rejections` counts the rounds in which the target replaced a token."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    rejections: int = 0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -40,11 +41,14 @@ class Counters:
     sample_seconds: float = 0.0
     drafters: dict[str, DrafterCounts] = field(default_factory=dict)
 
-    def add_draft(self, drafter: str, drafted: int, accepted: int) -> None:
+    def add_draft(
+        self, drafter: str, drafted: int, accepted: int, *, rejected: bool = False
+    ) -> None:
         counts = self.drafters.setdefault(drafter, DrafterCounts())
         counts.rounds += 1
         counts.drafted += drafted
         counts.accepted += accepted
+        counts.rejections += rejected
 
     @property
     def drafted(self) -> int:

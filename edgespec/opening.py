@@ -43,13 +43,14 @@ def make_planner(
         return FixedPlanner((), 0), lambda: None
     models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
     key = cost_store.key(target, models)
-    costs = None if measure_again else cost_store.load(key)
-    if costs is None:
+    planner = None if measure_again else cost_store.load(key)
+    if planner is None:
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}
         costs = measure(target.session, sessions, check=cancel.check, on_pass=on_pass)
-        cost_store.save(key, costs)
-    return AdaptivePlanner(costs), lambda: cost_store.save(key, costs)
+        planner = AdaptivePlanner(costs)
+        cost_store.save(key, planner)
+    return planner, lambda: cost_store.save(key, planner)
 
 
 def find_files(

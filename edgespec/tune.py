@@ -26,23 +26,37 @@ class Choice:
     gain: float
 
 
-def gain(costs: Costs, drafter: str | None, lookahead: int, rate: float) -> float:
+@dataclass(frozen=True)
+class Sample:
+    """What sample prompts showed of a drafter.
+
+    `rate` is the chance of a draft token to stand where those before it did; `share` that of the
+    rounds in which it had a guess.
+    """
+
+    rate: float
+    share: float = 1.0
+
+
+def gain(
+    costs: Costs, drafter: str | None, lookahead: int, rate: float, share: float = 1.0
+) -> float:
     """Tokens per second over plain decoding's, if each draft token stands with chance `rate`.
 
-    `drafter` None costs nothing, like a lookup. Leviathan et al. 2023 (arXiv 2211.17192), with
-    measured costs in place of constant ones.
+    `drafter` None costs nothing, like a lookup; it drafts in a `share` of the rounds. Leviathan et
+    al. 2023 (arXiv 2211.17192), with measured costs in place of constant ones.
     """
     plain = costs.expected(1, LENGTH)
     seconds = costs.expected(lookahead + 1, LENGTH)
     if drafter is not None and lookahead:
         seconds += costs.draft(drafter, lookahead, 2, LENGTH)
     tokens = 1 + sum(rate**i for i in range(1, lookahead + 1))
-    return tokens * plain / seconds
+    return (1 + share * (tokens - 1)) * plain / (plain + share * (seconds - plain))
 
 
-def best(costs: Costs, drafter: str | None, rate: float) -> Choice:
+def best(costs: Costs, drafter: str | None, rate: float, share: float = 1.0) -> Choice:
     """The lookahead that pays most; 0 where none does."""
-    choices = (Choice(k, gain(costs, drafter, k, rate)) for k in range(MAX_LOOKAHEAD + 1))
+    choices = (Choice(k, gain(costs, drafter, k, rate, share)) for k in range(MAX_LOOKAHEAD + 1))
     return max(choices, key=lambda choice: choice.gain)
 
 
@@ -57,15 +71,15 @@ def break_even(costs: Costs, drafter: str | None, lookahead: int) -> float | Non
     return high
 
 
-def report(costs: Costs, acceptance: Mapping[str, float | None], free: set[str]) -> Iterator[str]:
-    """The lines `edgespec tune` prints; `acceptance` is each drafter's rate on sample prompts."""
+def report(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) -> Iterator[str]:
+    """The lines `edgespec tune` prints; None is a drafter that never had a guess."""
     plain = costs.expected(1, LENGTH)
     yield f"a pass of the target over one token: {plain * 1e3:.1f} ms; over n tokens, relative:"
     sizes = range(2, MAX_LOOKAHEAD + 2)
     yield "  n     " + "".join(f"{n:7}" for n in sizes)
     relative = (costs.expected(n, LENGTH) / plain for n in sizes)
     yield "  cost  " + "".join(f"{cost:7.2f}" for cost in relative)
-    for name in acceptance:
+    for name in samples:
         drafter = None if name in free else name
         yield ""
         if drafter is None:
@@ -83,30 +97,29 @@ def report(costs: Costs, acceptance: Mapping[str, float | None], free: set[str])
         yield "  best lookahead         " + "".join(f"{plan.lookahead:7}" for plan in plans)
         yield "  times plain            " + "".join(f"{plan.gain:7.2f}" for plan in plans)
     yield ""
-    yield verdict(costs, acceptance, free)
+    yield verdict(costs, samples, free)
 
 
-def verdict(costs: Costs, acceptance: Mapping[str, float | None], free: set[str]) -> str:
+def verdict(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) -> str:
     """One sentence: does it pay, with which drafter, and by how much."""
     tried = {
-        name: (rate, best(costs, None if name in free else name, rate))
-        for name, rate in acceptance.items()
-        if rate is not None
+        name: (sample, best(costs, None if name in free else name, sample.rate, sample.share))
+        for name, sample in samples.items()
+        if sample is not None
     }
     if not tried:
         return "No drafter had a guess on the sample prompts, so plain decoding it is."
     name = max(tried, key=lambda n: tried[n][1].gain)
-    rate, choice = tried[name]
+    sample, choice = tried[name]
     if choice.lookahead == 0 or choice.gain < 1.02:
         return (
             f"Speculation does not pay for this pair on this machine: the best drafter, {name}, "
-            f"had its next token accepted {rate:.0%} of the time on the sample prompts, and no "
-            "lookahead gains 2% at that rate."
+            f"had its next token accepted {sample.rate:.0%} of the time on the sample prompts, and "
+            "no lookahead gains 2% at that rate."
         )
+    guesses = f" and a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
     return (
-        f"Speculation pays for this pair on this machine: {name} had its next "
-        f"token accepted {rate:.0%} of the time on the sample prompts, and a lookahead of "
-        f"{choice.lookahead} then gives "
-        f"{choice.gain:.1f} times plain decoding's tokens per second"
-        + (" in the rounds that have a guess." if name in free else ".")
+        f"Speculation pays for this pair on this machine: {name} had its next token accepted "
+        f"{sample.rate:.0%} of the time{guesses} on the sample prompts, and a lookahead of "
+        f"{choice.lookahead} then gives {choice.gain:.2f} times plain decoding's tokens per second."
     )

@@ -34,7 +34,7 @@ class Draft:
         return len(self.tokens)
 
     def followed_by(self, guess: Draft) -> Draft:
-        """This draft, and behind it a guess of another drafter's that was made without a draw."""
+        """The same draft with a guess of another drafter behind it, made without a draw."""
         assert guess.probs is None and not guess.copied
         points = tuple(map(Categorical.point, guess.tokens))
         return Draft(

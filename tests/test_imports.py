@@ -21,8 +21,9 @@ ORDER = [
     "sampling",
     "verify logprobs confidence exactness",
     "backends drafters costs",
-    "planner cost_store",
+    "planner",
     "adaptive decode tune trial",
+    "cost_store",
     "generation",
     "opening",
     "runtime conversation figures",
@@ -34,7 +35,8 @@ ORDER = [
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.split()}
 ONLY_IN = {
     "llama_cpp": {
-        f"backends.llama{name}" for name in ("", "_tokenizer", "_narrow", "_blocks", "_probe")
+        f"backends.llama{name}"
+        for name in ("", "_tokenizer", "_device", "_narrow", "_blocks", "_probe")
     },
     "huggingface_hub": {"fetch.hub"},
     "onnxruntime": {"backends.ort", "backends.ort_memory", "backends.ort_providers"},

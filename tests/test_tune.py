@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.costs import Costs
-from edgespec.tune import best, break_even, gain, verdict
+from edgespec.tune import Sample, best, break_even, gain, verdict
 
 # A check of n tokens costs 1 + 0.1 (n - 1), a draft step 0.2; free drafts cost nothing.
 FLAT = Costs({"check": {n: 1 + 0.1 * (n - 1) for n in range(1, 18)}, "model": {1: 0.2, 17: 3.4}})
@@ -34,6 +34,16 @@ def test_the_best_lookahead_grows_with_acceptance_and_may_be_none() -> None:
 
 
 def test_the_verdict_names_what_pays_or_says_that_nothing_does() -> None:
-    assert "Speculation pays" in verdict(FLAT, {"lookup": 0.8, "model": 0.1}, {"lookup"})
-    assert "does not pay" in verdict(STEEP, {"lookup": 0.9}, {"lookup"})
+    assert "Speculation pays" in verdict(
+        FLAT, {"lookup": Sample(0.8), "model": Sample(0.1)}, {"lookup"}
+    )
+    assert "does not pay" in verdict(STEEP, {"lookup": Sample(0.9)}, {"lookup"})
     assert "No drafter had a guess" in verdict(FLAT, {"lookup": None}, {"lookup"})
+
+
+def test_a_drafter_that_seldom_has_a_guess_gains_little() -> None:
+    # Half of the rounds as above, half of them plain.
+    assert gain(FLAT, None, 2, 0.5, 0.5) == pytest.approx(1.375 / 1.1, rel=0.01)
+    seldom = {"lookup": Sample(0.9, 0.05), "model": Sample(0.8)}
+    assert "model had its next" in verdict(FLAT, seldom, {"lookup"})
+    assert "a guess in 60% of the rounds" in verdict(FLAT, {"lookup": Sample(0.9, 0.6)}, {"lookup"})

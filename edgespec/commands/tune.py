@@ -28,28 +28,32 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.console import say
     from edgespec.planner import FixedPlanner
     from edgespec.sampling import GREEDY
-    from edgespec.tune import report
+    from edgespec.tune import Sample, report
 
-    args.lookahead = "auto"
+    if args.lookahead != "auto":
+        raise ConfigError("tune compares all lookaheads: leave --lookahead out")
     with open_runtime(args, measure_again=True) as runtime:
         say(*introduction(runtime))
         costs = runtime.costs
         if costs is None:
             raise ConfigError("there is nothing to tune: this pair has no drafter that can be used")
-        acceptance: dict[str, float | None] = {}
+        samples: dict[str, Sample | None] = {}
         for name in runtime.drafters:
             say(f"answering sample prompts with {name}...")
-            accepted = recovered = 0
+            accepted = rejected = drafts = rounds = 0
             for prompt in read_prompts(args.prompts):
                 answer = runtime.conversation().send(
                     prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
                 )
+                counters = answer.result.counters
                 # What stands behind a rejected token says nothing of the drafter.
-                accepted += answer.result.counters.accepted
-                recovered += answer.result.origins.count("recovered")
-            judged = accepted + recovered
-            acceptance[name] = accepted / judged if judged else None
+                accepted += counters.accepted
+                rejected += sum(counts.rejections for counts in counters.drafters.values())
+                drafts += sum(counts.rounds for counts in counters.drafters.values())
+                rounds += counters.rounds
+            judged = accepted + rejected
+            samples[name] = Sample(accepted / judged, drafts / rounds) if judged else None
         free = {name for name, drafter in runtime.drafters.items() if drafter.free}
-        for line in report(costs, acceptance, free):
+        for line in report(costs, samples, free):
             print(line)
     return 0
