@@ -1,11 +1,12 @@
 """Plain decoding against a bare llama_decode loop, and Python's share of a round.
 
-    python benchmarks/plain_overhead.py MODEL.gguf [--tokens 64] [--repeat 5]
+    python benchmarks/plain_overhead.py MODEL.gguf [--drafter MODEL.gguf] [--tokens 64] [--repeat 5]
 
 Both sides take turns on the same model and prompt; medians are printed. The bare loop has a context
 of its own with the same settings, feeds one token a pass and takes numpy's argmax of the row. It
 runs on edgespec's native thread, since a second thread that computes would slow both (see
-edgespec/backends/native_thread.py).
+edgespec/backends/native_thread.py). Then, with lookup and the drafter and a planned lookahead,
+Python's share again: everything of a round but the passes of target and drafter.
 """
 
 from __future__ import annotations
@@ -56,44 +57,63 @@ class BareLoop:
         return int(row.argmax())
 
 
+class Passes:
+    """The seconds that llama.cpp's passes took, of all sessions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        decode = LlamaSession._decode
+
+        def timed(session: LlamaSession, *rest: object) -> None:
+            began = perf_counter()
+            decode(session, *rest)  # type: ignore[arg-type]
+            self.seconds += perf_counter() - began
+
+        LlamaSession._decode = timed  # type: ignore[method-assign,assignment]
+
+    def answer(self, runtime: Runtime, ids: list[int], tokens: int) -> tuple[float, float, int]:
+        """Seconds of an answer behind its first token, those of its Python, and its rounds."""
+        answer = runtime.generate(ids, SamplingParams(temperature=0), max_tokens=tokens)
+        next(answer)
+        self.seconds, began = 0.0, perf_counter()
+        for _ in answer:
+            pass
+        spent = perf_counter() - began
+        return spent, spent - self.seconds, answer.counters.rounds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
+    parser.add_argument("--drafter")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
 
-    native = 0.0
-    decode = LlamaSession._decode
-
-    def timed(self: LlamaSession, *rest: object) -> None:
-        nonlocal native
-        began = perf_counter()
-        decode(self, *rest)  # type: ignore[arg-type]
-        native += perf_counter() - began
-
-    LlamaSession._decode = timed  # type: ignore[method-assign,assignment]
-    greedy = SamplingParams(temperature=0)
+    passes = Passes()
     ours, bare, python = [], [], []
     with Runtime.open(target=args.model, drafters=[], lookahead=0) as runtime:
         loop = BareLoop(args.model, runtime.context_size)
         ids = runtime.encode_messages([Message("user", PROMPT)])
         for _ in range(args.repeat):
             bare.append(_executor.submit(loop.run, ids, args.tokens).result())
-            answer = runtime.generate(ids, greedy, max_tokens=args.tokens)
-            next(answer)
-            native = 0.0
-            began = perf_counter()
-            for _ in answer:
-                pass
-            spent, rounds = perf_counter() - began, answer.counters.rounds
+            spent, rest, rounds = passes.answer(runtime, ids, args.tokens)
             ours.append(spent / rounds)
-            python.append((spent - native) / rounds)
+            python.append(rest / rounds)
     ratio = statistics.median(a / b for a, b in zip(ours, bare, strict=True))
     print(f"{Path(args.model).name}, {args.tokens} tokens, {args.repeat} turns, medians:")
     print(f"  bare loop  {statistics.median(bare) * 1e3:8.2f} ms a token")
     print(f"  edgespec   {statistics.median(ours) * 1e3:8.2f} ms a token, {ratio:.3f} of bare")
     print(f"  python     {statistics.median(python) * 1e3:8.3f} ms a round")
+    drafters = ["lookup", *([args.drafter] if args.drafter else [])]
+    with Runtime.open(target=args.model, drafters=drafters, lookahead="auto") as runtime:
+        planned = [passes.answer(runtime, ids, args.tokens) for _ in range(args.repeat)]
+        status = runtime.status()
+    share = statistics.median(rest / rounds for _, rest, rounds in planned)
+    rounds = sum(rounds for _, _, rounds in planned)
+    drafting = "parked" if status.parked else f"drafting with {status.drafter}"
+    print(f"planned, {' and '.join(Path(d).name for d in drafters)}, {rounds} rounds, {drafting}:")
+    print(f"  python     {share * 1e3:8.3f} ms a round")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from edgespec.noise import PositionNoise
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, SamplingParams
 
+_NEAR = 16  # likeliest tokens among which rounding could decide
 _TOP = 64  # tokens told apart when a place is looked up; the rest counts as one
 
 
@@ -58,8 +60,9 @@ def compare(
     Raises:
         EdgespecError: what opening and generating raise.
     """
-    request = LogprobsRequest(top_n=2)
+    request = LogprobsRequest(top_n=_NEAR)
     with open_runtime(True) as runtime:
+        ends = runtime.target.tokenizer.stop_ids
         sampling = _endless(sampling or SamplingParams(), runtime)
         ids = [_encoded(runtime, prompt) for prompt in prompts]
         greedy = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
@@ -92,7 +95,7 @@ def compare(
     differences = [
         found
         for i, (a, b) in enumerate(pairs)
-        if (found := first_difference(i, a.result, b.result)) is not None
+        if (found := first_difference(i, a.result, b.result, ends)) is not None
     ]
     counters = [answer.result.counters for answer in (*greedy, *sampled)]
     return Report(
@@ -111,8 +114,13 @@ def compare(
     )
 
 
-def first_difference(prompt: int, plain: Result, speculative: Result) -> Difference | None:
-    """Where two greedy answers, each with its two likeliest tokens, part; None where they don't."""
+def first_difference(
+    prompt: int, plain: Result, speculative: Result, ends: AbstractSet[int] = frozenset()
+) -> Difference | None:
+    """Where two greedy answers, each with its likeliest tokens, part; None where they don't.
+
+    `ends` are the tokens that end an answer.
+    """
     at = _common(plain, speculative)
     ours, theirs = plain.tokens[at : at + 1], speculative.tokens[at : at + 1]
     if not ours and not theirs:
@@ -124,7 +132,7 @@ def first_difference(prompt: int, plain: Result, speculative: Result) -> Differe
         at,
         ours[0] if ours else None,
         theirs[0] if theirs else None,
-        _gap(decided.logprobs[at]),
+        _gap(decided.logprobs[at], set(ours) or ends, set(theirs) or ends),
     )
 
 
@@ -248,5 +256,10 @@ def _noise(plain: Result, speculative: Result) -> float:
     return max((abs(a.logprob - b.logprob) for a, b in same), default=0.0)
 
 
-def _gap(row: TokenLogprobs) -> float:
-    return row.top[0][1] - row.top[1][1] if len(row.top) > 1 else math.inf
+def _gap(row: TokenLogprobs, ours: AbstractSet[int], theirs: AbstractSet[int]) -> float:
+    """How far the likeliest token is above the two that were taken; infinite if one isn't near."""
+    taken = [
+        max((logprob for token, logprob in row.top if token in side), default=-math.inf)
+        for side in (ours, theirs)
+    ]
+    return row.top[0][1] - min(taken)

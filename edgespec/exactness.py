@@ -26,8 +26,8 @@ class Difference:
     """The first token of an answer to a prompt that isn't the target's.
 
     `token` counts from 0. `gap` is how little the logits would have had to change for the other
-    token: the difference of the two largest in a greedy answer; in one drawn with the same seed,
-    what would have changed the winner of that draw.
+    token: in a greedy answer, how far the likeliest is above the less likely of the two; in one
+    drawn with the same seed, what would have changed the winner of that draw.
     """
 
     prompt: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+RULES = ("rejection", "reproducible")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
 
 
@@ -41,11 +42,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_machine_options(group: argparse._ArgumentGroup) -> None:
     """What models run on, and with how much of it."""
     group.add_argument(
-        "--ctx-size", type=_positive, metavar="N",
+        "--ctx-size", type=positive, metavar="N",
         help="tokens the context holds (default: the model's own, at most 8192)",
     )  # fmt: skip
     group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (default: the usable CPUs)"
+        "--threads", type=positive, metavar="N", help="CPU threads (default: the usable CPUs)"
     )
     group.add_argument(
         "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
@@ -105,7 +106,7 @@ def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) 
         help="the newest tokens that the penalties count, prompt included; 0: all (0)",
     )  # fmt: skip
     group.add_argument(
-        "--rule", choices=("rejection", "reproducible"),
+        "--rule", choices=RULES,
         help="how drafts are verified; both are exact (rejection, or reproducible with a seed)",
     )  # fmt: skip
     group.add_argument(
@@ -134,7 +135,8 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number from 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")

@@ -12,7 +12,7 @@ import pytest
 from edgespec.bench import compare
 from edgespec.bench.record import Answer, Pair, Results, Trial
 from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
-from edgespec.bench.summary import ALL, best_side, categories, contexts, row
+from edgespec.bench.summary import ALL, best_side, categories, contexts, row, whole
 from edgespec.errors import ConfigError
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -166,6 +166,54 @@ def test_lost_exactness_is_a_regression() -> None:
     assert not compare.compare(
         measured(1), measured(2, difference={**wrong, "explained": True})
     ).failed
+
+
+def behind_texts(side: float, first: float, difference: object = None) -> list[Trial]:
+    """Two text lengths, five repetitions each; plain reads the text and the side finds it read."""
+    return [
+        Trial("p", f"context {n}", "context", 0, r, n, "", [
+            answer("plain", 4.0 * (1 + 0.01 * r), ttft_seconds=9.0),
+            answer("lookup:auto", side * (1 + 0.01 * r * (-1) ** r), ttft_seconds=first,
+                   difference=difference if r == 3 else None)], n)
+        for n in (64, 128) for r in range(5)
+    ]  # fmt: skip
+
+
+def test_behind_long_texts() -> None:
+    """Exactness counts there too, the first token's time doesn't, and repetitions are pairs."""
+    sides = ["plain", "lookup:auto"]
+    before = results(behind_texts(2.0, 0.1), sides)
+    found = row(before, "p", "lookup:auto", "context", 64)
+    assert found and found.ratio and found.ratio.pairs == 5
+    assert found.ratio.low and found.ratio.low > 1.9
+    assert found.ttft is None and found.ttft_ratio is None
+    later = compare.compare(before, results(behind_texts(2.0, 1.0), sides))
+    assert not later.failed and {c.what for c in later.changes} == {
+        "tokens per second", "speed against plain",
+    }  # fmt: skip
+    slower = compare.compare(before, results(behind_texts(2.2, 0.1), sides))
+    assert [(c.side, c.category) for c in slower.regressions] == [("lookup:auto", "context")]
+    wrong = {"token": 3, "explained": False}
+    inexact = compare.compare(before, results(behind_texts(2.0, 0.1, wrong), sides))
+    assert inexact.inexact == [
+        "p, lookup:auto: 2 of 10 answers differ from plain's without an explanation, 0 before"
+    ]
+
+
+def test_all_tokens_over_all_time() -> None:
+    trials = [
+        Trial("p", "a", "x", 0, 0, 9, "", [answer("plain", 1.5), answer("l", 0.5, tokens=11)]),
+        Trial("p", "b", "x", 0, 0, 9, "", [answer("plain", 3.5), answer("l", 1.5)]),
+        Trial("p", "c", "x", 0, 0, 9, "", [answer("plain", 9.0)]),  # the side gave no answer
+    ]
+    made = results(trials, ["plain", "l"])
+    found, base = whole(made, "p", "l"), whole(made, "p", "plain")
+    assert found and base and base.ratio is None
+    assert found.tokens_per_second == pytest.approx(32 / 3)
+    assert found.ratio == pytest.approx((32 / 3) / (42 / 6))
+    assert found.mean_ratio == pytest.approx((11 / 1 + 21 / 2) / (21 / 2 + 21 / 4))
+    assert base.tokens_per_second == pytest.approx(63 / 15.5)
+    assert whole(made, "p", "nobody") is None
 
 
 def test_nothing_in_common() -> None:

@@ -12,9 +12,12 @@ from fakes import ByteTokenizer, FakeSession, PieceTokenizer, fake_model
 
 from edgespec import verify as verify_module
 from edgespec.chat import Message
-from edgespec.divergence import compare, first_redrawn, unevenness
+from edgespec.divergence import compare, first_difference, first_redrawn, unevenness
 from edgespec.drafters.model import ModelDrafter
 from edgespec.exactness import CHI_SQUARE_LIMIT, NEAR_TIE, Report
+from edgespec.generation import Result
+from edgespec.logprobs import TokenLogprobs
+from edgespec.metrics import Counters
 from edgespec.planner import FixedPlanner
 from edgespec.runtime import Runtime
 from edgespec.sampling import SamplingParams
@@ -193,6 +196,43 @@ def test_an_early_end_is_a_difference() -> None:
     (difference,) = report.differences
     assert difference.speculative is None
     assert difference.plain is not None
+    assert not report.exact
+
+
+def test_a_near_tie_excuses_none_but_its_tokens() -> None:
+    """Two tokens are all but equal; the gap is that of the tokens that were taken."""
+    top = ((1, -0.7), (2, -0.701), (3, -3.0), (9, -4.0))
+    row = TokenLogprobs(1, -0.7, top)
+
+    def answer(*tokens: int) -> Result:
+        return Result("", tokens, (), "end", Counters(), (row,) * len(tokens))
+
+    def gap(plain: Result, other: Result) -> float:
+        found = first_difference(0, plain, other, {8, 9})
+        assert found
+        return found.gap
+
+    assert gap(answer(1), answer(2)) == pytest.approx(0.001)
+    assert gap(answer(1), answer(3)) == pytest.approx(2.3)
+    assert gap(answer(3), answer(1)) == pytest.approx(2.3)
+    assert gap(answer(1), answer(5)) == np.inf  # far from being taken
+    assert gap(answer(1), answer()) == gap(answer(), answer(2)) == pytest.approx(3.3)  # the end
+    assert first_difference(0, answer(1), answer(1)) is None
+
+
+def test_a_third_token_beside_a_near_tie_is_a_difference() -> None:
+    class ThirdWhenChecking(Tied):
+        amount = 0.0
+
+        def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+            rows = super().forward(tokens, num_logits)
+            if num_logits > 1 and self.length > 12:
+                third = np.argsort(-rows, axis=1)[:, 2:3]
+                np.put_along_axis(rows, third, rows.max(axis=1, keepdims=True) + 1, 1)
+            return rows
+
+    report = compare(opener(lambda: ThirdWhenChecking(V)), [[1, 2, 3]], max_tokens=30, repeats=0)
+    assert report.differences and report.differences[0].gap > NEAR_TIE
     assert not report.exact
 
 

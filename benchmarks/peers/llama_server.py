@@ -1,14 +1,19 @@
 """llama.cpp's server, as the xllamacpp wheel carries it: plain, with a drafter model, with n-grams.
 
 draft-K drafts with the model, at most K tokens a round; ngram-simple and ngram-mod copy from the
-text. The server takes these choices when it starts, so each setting is a server of its own; they
-share a model file that is mapped. ngram-mod learns from all answers it ever gave, so with --repeat
-it has seen the later ones.
+text. The server takes these choices when it starts, so each setting is a server of its own, in a
+process of its own: OpenMP teams of several servers in one process are more threads than CPUs, and
+then every barrier of all of them sleeps instead of spinning. Servers start when they are first
+asked. Where memory runs short, those that were asked longest ago are ended for it. ngram-mod learns
+from every answer it gave, so it starts anew for each.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
@@ -20,13 +25,93 @@ NGRAMS = ("ngram-simple", "ngram-mod")
 LONGEST = 8
 
 
+def load(request: Request) -> Servers | Server:
+    """All settings, or in a process below that, the one that it is for."""
+    return Server(request) if request.get("alone") else Servers(request)
+
+
 class Servers:
-    """One server for each setting, asked over its own HTTP interface."""
+    """A process for each setting."""
 
     def __init__(self, request: Request) -> None:
         drafts = [f"draft-{k}" for k in range(1, LONGEST + 1)] if request["drafters"] else []
         self.settings = chosen(request, ["plain", *drafts, *NGRAMS])
         self.details = {"versions": versions("xllamacpp")}
+        self._request = request
+        self._running: dict[str, Process] = {}  # asked longest ago first
+
+    def answer(self, setting: str, ids: list[int], max_tokens: int) -> Answer:
+        """From the setting's process, which is started where it isn't running."""
+        process = self._running.pop(setting, None)
+        if process is not None and setting == "ngram-mod":
+            process.end()
+            process = None
+        if process is None:
+            files = [self._request["target"]]
+            if setting.startswith("draft-"):
+                files.append(self._request["drafters"][0])
+            needed = 1.25 * sum(Path(file).stat().st_size for file in files)
+            while self._running and _free_memory() < needed:
+                self._running.pop(next(iter(self._running))).end()
+            process = Process({**self._request, "settings": [setting], "alone": True})
+        self._running[setting] = process
+        return process.ask({"setting": setting, "ids": ids, "max_tokens": max_tokens})
+
+
+class Process:
+    """A process of this script with one server; it ends when its parent does."""
+
+    def __init__(self, request: Request) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            self.ask(request)
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, request: Request) -> Answer:
+        """One request and its reply."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the server's process ended")
+        reply: Answer = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return reply
+
+    def end(self) -> None:
+        """Its memory is free afterwards."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def _free_memory() -> float:
+    """Bytes that can be had; without end where the system doesn't tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return float("inf")
+    amounts = dict(line.split(":", 1) for line in lines)
+    return float(amounts["MemAvailable"].split()[0]) * 1024
+
+
+class Server:
+    """The server of one setting, asked over its own HTTP interface."""
+
+    def __init__(self, request: Request) -> None:
+        self.settings = request["settings"]
+        self.details: dict[str, Any] = {}
         self._stop = frozenset(request["stop_ids"])
         self._servers = {setting: _start(request, setting) for setting in self.settings}
 
@@ -38,6 +123,7 @@ class Servers:
                 "prompt": ids,
                 "n_predict": max_tokens,
                 "temperature": 0.0,
+                "top_k": 1,  # else it sorts what it doesn't need
                 "cache_prompt": False,
                 "return_tokens": True,
             },
@@ -88,4 +174,4 @@ def _post(url: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(REQUIREMENTS, Servers)
+    main(REQUIREMENTS, load)

@@ -57,19 +57,27 @@ class Models:
         generator = lib.Generator(model, params)
         timed = Timed(self._stop)
         generator.append_tokens(ids)
+        waiting, firsts = 0, 1  # tokens of a check that come in later calls, without a pass
+        rounds = -1  # the first one is the prompt's
         while len(timed.tokens) < max_tokens and not generator.is_done():
+            rounds += not waiting
             generator.generate_next_token()
-            if not timed.add(generator.get_next_tokens().tolist()):
+            goes_on = timed.add(generator.get_next_tokens().tolist())
+            if self._options[setting]:
+                waiting = generator.get_speculative_stats()["tokens_buffered"]
+            if len(timed.arrivals) == 1:
+                firsts += waiting  # it drafts behind the prompt at once
+            if not goes_on:
                 break
-        more = {}
-        if self._options[setting]:
-            stats = generator.get_speculative_stats()
-            more = {
-                "drafted": stats["draft_tokens_proposed"],
-                "accepted": stats["draft_tokens_accepted"],
-                "rounds": max(0, len(timed.tokens) - 1 - stats["draft_tokens_accepted"]),
-            }
-        return timed.answer(**more)
+        if not self._options[setting]:
+            return timed.answer()
+        stats = generator.get_speculative_stats()
+        return timed.answer(
+            drafted=stats["draft_tokens_proposed"],
+            accepted=stats["draft_tokens_accepted"],
+            rounds=max(0, rounds),
+            first_tokens=firsts,
+        )
 
     def _open(self, request: Request, drafter: str | None) -> Any:
         import onnxruntime_genai as lib

@@ -127,7 +127,7 @@ def cost_curve(costs: Sequence[Costs]) -> str:
     parts.append(svg.text(x(longest), 336, "tokens in the pass", "muted small", "end"))
     end = min(float(longest), yticks[-1])
     parts.append(svg.line(x(1), y(1), x(end), y(end), "one"))
-    parts.append(svg.text(x(end) + 7, y(end) + 13, "as many passes", "muted small"))
+    parts.append(svg.text(x(end) - 16, y(end) + 9, "as many passes", "muted small", "end"))
     for series, (c, curve) in enumerate(curves):
         parts.append(svg.path([(x(n), y(p.median)) for n, p in curve.items()], series))
         for n, p in curve.items():

@@ -18,11 +18,11 @@ from edgespec.bench.record import Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, ratio_interval
 from edgespec.bench.summary import (
-    ALL,
     Logs,
     categories,
-    row,
+    pairing,
     speed_logs,
+    texts,
     trials_of,
     ttft_logs,
 )
@@ -144,7 +144,7 @@ def _plain_speed(trials: list[Trial]) -> Logs:
     for trial in trials:
         answer = trial.answer(PLAIN)
         if answer is not None and (seconds := answer.seconds_per_token):
-            found.setdefault((trial.prompt, trial.turn), []).append(-math.log(seconds))
+            found.setdefault(pairing(trial), []).append(-math.log(seconds))
     return {key: median(logs) for key, logs in found.items()}
 
 
@@ -155,13 +155,11 @@ def _change(before: Logs, after: Logs) -> Logs:
 def _inexact(a: Results, b: Results) -> Iterator[str]:
     for pair in (pair for pair in a.pairs if pair in b.pairs):
         for side in b.sides(pair):
-            before, after = row(a, pair, side, ALL), row(b, pair, side, ALL)
-            if "/" in side or after is None:
-                continue
-            if after.different > (before.different if before else 0):
+            before, after = texts(a, pair, side), texts(b, pair, side)
+            if "/" not in side and after.different > before.different:
                 yield (
-                    f"{pair}, {side}: {after.different} of {after.answers} answers differ from "
-                    f"plain's without an explanation, {before.different if before else 0} before"
+                    f"{pair}, {side}: {after.different} of {after.all} answers differ from "
+                    f"plain's without an explanation, {before.different} before"
                 )
 
 

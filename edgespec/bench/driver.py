@@ -6,30 +6,28 @@ file, another version, other settings) is refused by name before anything is mea
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from edgespec import __version__, platform
+from edgespec import platform
 from edgespec.bench.curves import cost_curves
+from edgespec.bench.files import Writer
+from edgespec.bench.identity import code_hash, identity, versions
 from edgespec.bench.peers import Peer, PeerSide
 from edgespec.bench.prompts import PromptSet
-from edgespec.bench.protocol import Plan, measure
-from edgespec.bench.record import Pair, Run, Writer
+from edgespec.bench.protocol import Plan, measure, prepare
+from edgespec.bench.record import Pair, Run, first_change
 from edgespec.bench.sides import AUTO, RuntimeSide, Setting, Side, settings
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
 from edgespec.registry import LOOKUP, load_registry
 from edgespec.runtime import Runtime
-from edgespec.sampling import GREEDY, SamplingParams
-
-_PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
+from edgespec.sampling import GREEDY, Rule, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Options:
     """Everything that is the same for all pairs of a measurement.
 
     `groups` are choices of drafters, each a setting with each of `lookaheads`; None takes all that
-    a pair has together. `temperature` 0 is greedy.
+    a pair has together. `temperature` 0 is greedy; above, `rule` says how drafts are verified.
     """
 
     prompts: PromptSet
@@ -56,6 +54,7 @@ class Options:
     groups: Sequence[tuple[str, ...]] | None = None
     lookaheads: Sequence[int | Literal["auto"]] = (AUTO,)
     temperature: float = 0.0
+    rule: Rule = "rejection"
     seed: int = 1
     max_tokens: int = 128
     repeats: int = 1
@@ -69,6 +68,12 @@ class Options:
     environments: Path = Path("peers")
     measure_again: bool = False
 
+    @property
+    def sampling(self) -> SamplingParams:
+        if not self.temperature:
+            return GREEDY
+        return SamplingParams(temperature=self.temperature, seed=self.seed, rule=self.rule)
+
 
 def begin(writer: Writer, command: Sequence[str]) -> None:
     """Note that a run begins, and on what machine."""
@@ -79,7 +84,7 @@ def begin(writer: Writer, command: Sequence[str]) -> None:
         "system": sys.platform,
     }
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    writer.begin(Run(began, list(command), machine, _versions()))
+    writer.begin(Run(began, list(command), machine, versions()))
 
 
 def run_pair(
@@ -92,16 +97,26 @@ def run_pair(
     """Measure what is missing of a pair; raises EdgespecError."""
     target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True)
     say(f"{named.name}: reading {target.name} to take its hash...")
-    files = {path: _identity(path) for path in (target, *_files(drafters))}
+    files = {path: identity(path) for path in (target, *_files(drafters))}
     with ExitStack() as stack:
         runtime = stack.enter_context(_open(target, drafters, options, say))
         for note in runtime.notes:
             say(f"note: {note}")
         wanted = settings(_groups(options, runtime), options.lookaheads)
-        peers = [_peer(p, only, target, drafters, runtime, options, writer)
-                 for p, only in options.peers]  # fmt: skip
-        for peer in peers:
-            stack.callback(peer.close)
+        plan = Plan(
+            named.name,
+            options.prompts.limited(options.limit),
+            options.max_tokens,
+            options.repeats,
+            options.all_turns,
+            options.sampling,
+            options.contexts,
+        )
+        prepare(runtime, plan)  # what can't be done is refused before anything is kept
+        peers: list[Peer] = []
+        for script, only in options.peers:
+            peers.append(_peer(script, only, target, drafters, runtime, options, writer))
+            stack.callback(peers[-1].close)
         sides = _sides(runtime, wanted, peers)
         _same_conditions(
             writer,
@@ -113,17 +128,6 @@ def run_pair(
                 sides=[side.name for side in sides],
                 peers={peer.name: peer.details for peer in peers},
             ),
-        )
-        plan = Plan(
-            named.name,
-            options.prompts.limited(options.limit),
-            options.max_tokens,
-            options.repeats,
-            options.all_turns,
-            SamplingParams(temperature=options.temperature, seed=options.seed)
-            if options.temperature
-            else GREEDY,
-            options.contexts,
         )
         if not any(costs.pair == named.name for costs in writer.results.costs):
             say("measuring what passes cost...")
@@ -216,18 +220,24 @@ def _peer(
 
 def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
     """What a figure depends on, apart from the files."""
+    sampling = options.sampling
     return {
         "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "seed": options.seed if options.temperature else None,
+        "temperature": sampling.temperature,
+        "rule": None if sampling.greedy else sampling.chosen_rule,
+        "top_k": None if sampling.greedy else sampling.top_k,
+        "top_p": None if sampling.greedy else sampling.top_p,
+        "seed": None if sampling.greedy else sampling.seed,
         "prompts": options.prompts.source,
         "prompts_sha256": options.prompts.sha256,
         "all_turns": options.all_turns,
         "context_size": runtime.context_size,
         "threads": options.threads or platform.usable_cpus(),
+        "gpu_layers": options.gpu_layers,
         "device": runtime.target.details.get("device"),
         "cpu": platform.cpu_name(),
-        **_versions(),
+        **versions(),
+        "code": code_hash(),
     }
 
 
@@ -237,50 +247,16 @@ def _same_conditions(writer: Writer, now: Pair) -> None:
     if before is None:
         writer.append(now)
         return
-    for name, was, is_ in (
-        ("the target", before.target.get("sha256"), now.target.get("sha256")),
-        ("a drafter", *([d.get("sha256") for d in p.drafters] for p in (before, now))),
-        ("what is compared", before.sides, now.sides),
-        *((key, before.settings.get(key), now.settings[key]) for key in now.settings),
-    ):
-        if was != is_:
-            raise ConfigError(
-                f"{writer.file.parent} holds results of {now.pair} under other conditions "
-                f"({name} was {was}, is {is_}): choose another --out"
-            )
+    change = first_change(before, now)
+    if change is None and before.sides != now.sides:
+        change = ("what is compared", before.sides, now.sides)
+    if change is not None:
+        name, was, is_ = change
+        raise ConfigError(
+            f"{writer.file.parent} holds results of {now.pair} under other conditions "
+            f"({name} was {was}, is {is_}): choose another --out"
+        )
 
 
 def _files(drafters: Sequence[str]) -> list[Path]:
     return [Path(name) for name in drafters if name != LOOKUP]
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    """A model's name, size and SHA-256; of a folder, that of its files and their names."""
-    path = path.expanduser()
-    if not path.exists():
-        raise ConfigError(f"{path} doesn't exist")
-    if path.suffix == ".onnx":  # its weights lie beside it
-        path = path.resolve().parent
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        if path.is_dir():
-            digest.update(file.relative_to(path).as_posix().encode() + b"\0")
-        with file.open("rb") as data:
-            while chunk := data.read(1 << 20):
-                digest.update(chunk)
-    return {
-        "name": path.name,
-        "bytes": sum(file.stat().st_size for file in files),
-        "sha256": digest.hexdigest(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {"edgespec": __version__, "python": sys.version.split()[0]}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -8,7 +8,9 @@ differ is anything computed again, and that is not timed. The caches are empty a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,8 +37,8 @@ def difference(
 ) -> dict[str, Any] | None:
     """The first token where `other` isn't `plain`; None where there is none.
 
-    `token` counts from 0. `gap` is how little the logits would have had to change for the other
-    token (None: not known), `noise` the largest change in a likeliest token's log-probability
+    `token` counts from 0. `gap` is how far one of the two tokens is from being taken, in logits
+    (None: it never would be), `noise` the largest change in a likeliest token's log-probability
     between single and batched passes. `explained` says whether rounding accounts for the gap.
     """
     at = _common(plain, other)
@@ -53,27 +55,34 @@ def difference(
     count = min(at + 1, len(text), _ROWS)
     single = _rows(runtime, text, count, 1)
     batched = [_rows(runtime, text, count, size) for size in _CHECKS]
-    gap: float | None = min(_gap(rows[-1]) for rows in (single, *batched))
-    if sampling.temperature:
-        gap = _drawn_gap(runtime, prompt, plain, other, sampling)
+    ends = sorted(runtime.target.tokenizer.stop_ids)
+    ours, theirs = plain[at : at + 1] or ends, other[at : at + 1] or ends
+    if sampling.greedy:
+        gap = min(_gap(rows[-1], ours, theirs) for rows in (single, *batched))
+    else:
+        gap = _drawn_gap(runtime, text, ours, theirs, sampling)
     noise = max(_noise(single, rows) for rows in batched)
     near = min(max(NEAR_TIE, NOISE_SHARE * noise), MOST_NOISE)
-    return {**found, "gap": gap, "noise": noise, "explained": gap is not None and gap <= near}
+    known = gap if math.isfinite(gap) else None
+    return {**found, "gap": known, "noise": noise, "explained": gap <= near}
 
 
 def _drawn_gap(
     runtime: Runtime,
-    prompt: Sequence[int],
-    plain: Sequence[int],
-    other: Sequence[int],
+    text: Sequence[int],
+    ours: Sequence[int],
+    theirs: Sequence[int],
     sampling: SamplingParams,
-) -> float | None:
-    """The gap between two texts drawn with the same seed; None where one ended before they part."""
-    if _common(plain, other) == min(len(plain), len(other)):
-        return None
-    one, two = (Result("", tuple(ids), (), "length", Counters()) for ids in (plain, other))
-    found = first_redrawn(runtime, 0, tuple(prompt), one, two, sampling)
-    return found.gap if found else None
+) -> float:
+    """The gap between the draws behind a text, with the same seed; the nearest of end tokens."""
+    gaps = [math.inf]
+    for one, two in product(ours, theirs):
+        results = [Result("", (token,), (), "length", Counters()) for token in (one, two)]
+        found = first_redrawn(runtime, 0, tuple(text), results[0], results[1], sampling)
+        if found is not None:
+            gaps.append(found.gap)
+    forget(runtime)
+    return min(gaps)
 
 
 def _rows(runtime: Runtime, text: Sequence[int], count: int, size: int) -> Logits:
@@ -93,9 +102,11 @@ def _rows(runtime: Runtime, text: Sequence[int], count: int, size: int) -> Logit
     return np.concatenate(rows)
 
 
-def _gap(row: Logits) -> float:
-    second, first = np.partition(row, -2)[-2:]
-    return float(first - second)
+def _gap(row: Logits, ours: Sequence[int], theirs: Sequence[int]) -> float:
+    """How far the likeliest token is above the two that were taken; the nearest of end tokens."""
+    taken = [max((float(row[token]) for token in side), default=-math.inf)
+             for side in (ours, theirs)]  # fmt: skip
+    return float(row.max()) - min(taken)
 
 
 def _noise(single: Logits, batched: Logits) -> float:

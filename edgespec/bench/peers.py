@@ -3,14 +3,16 @@
 A peer is a script that makes its environment (`SCRIPT --make FOLDER` prints its Python) and answers
 requests there (`--serve`), JSON lines on stdin and stdout; benchmarks/peers/common.py has the other
 end. Invariant: a peer is loaded before the first trial and asked in turn like any side; what it
-reports is its own timing of its own decoding.
+reports is its own timing of its own decoding. One that doesn't answer in time is ended.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +23,21 @@ from edgespec.errors import ConfigError, EdgespecError
 from edgespec.platform import EnergyMeter
 from edgespec.sampling import SamplingParams
 
+PATIENCE = 3600.0
+"""Seconds until a reply must have come: of a long prompt on a slow machine, or of loading."""
+
 
 class Peer:
     """A running peer process."""
 
     def __init__(
-        self, script: Path, environments: Path, log: Path, request: dict[str, Any]
+        self,
+        script: Path,
+        environments: Path,
+        log: Path,
+        request: dict[str, Any],
+        *,
+        patience: float = PATIENCE,
     ) -> None:
         """Make the environment where needed, start, load; `request` says what.
 
@@ -36,6 +47,8 @@ class Peer:
             raise ConfigError(f"there is no peer script {script}; benchmarks/peers/ has some")
         self.name = script.stem.replace("_", "-")
         self._log = log
+        self._patience = patience
+        self._lines: queue.Queue[bytes] = queue.Queue()
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             made = subprocess.run(
@@ -49,6 +62,9 @@ class Peer:
                 [lines[0].strip(), str(script), "--serve"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
+        # A pipe can't be waited for with a limit everywhere; a thread can be left behind.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         try:
             hello = self.ask(request)
         except BaseException:
@@ -59,12 +75,17 @@ class Peer:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One request and its reply."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(self._lines.get(timeout=self._patience))
+        except queue.Empty:
+            self._process.kill()
+            raise EdgespecError(
+                f"{self.name} gave no reply within {self._patience / 60:.0f} minutes and was "
+                f"ended: {self._log} may say why"
+            ) from None
         except (OSError, ValueError):
             raise EdgespecError(
                 f"{self.name} ended or made no sense: {self._log} says why"
@@ -72,6 +93,12 @@ class Peer:
         if "error" in reply:
             raise EdgespecError(f"{self.name} can't do this: {reply['error']}")
         return reply
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")  # it ended
 
     def close(self) -> None:
         """End it; safe to call twice."""
@@ -83,7 +110,8 @@ class Peer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout:
+        self._reader.join(10)
+        if self._process.stdout and not self._reader.is_alive():
             self._process.stdout.close()
 
 

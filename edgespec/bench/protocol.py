@@ -2,20 +2,23 @@
 
 The protocol is Spec-Bench's (Xia et al. 2024): batch 1, by category. Caches are empty before each
 answer. The order of the sides changes from trial to trial, so that a machine that gets slower by
-the minute slows all of them alike. Invariant: what is written is one
-whole trial; a measurement that was stopped goes on with the trials that are missing.
+the minute slows all of them alike. Invariant: what is written is one whole trial; a measurement
+that was stopped goes on with the trials that are missing; what doesn't fit the context is refused
+before the first of them.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from edgespec.bench.exactness import difference
+from edgespec.bench.files import Writer
 from edgespec.bench.prompts import Prompt, long_prompt
-from edgespec.bench.record import Answer, Trial, Writer
+from edgespec.bench.record import Answer, Trial
 from edgespec.bench.sides import PLAIN, RuntimeSide, Side
 from edgespec.chat import Message
 from edgespec.errors import ConfigError
@@ -72,25 +75,75 @@ def measure(
 
     `progress` is told trials done, trials in all, what is being answered, and seconds left.
     """
+    prepared = prepare(runtime, plan)
     tasks = list(_tasks(plan))
+    places = list(_places(tasks))
     done = {t.key: t for t in writer.results.trials if t.pair == plan.pair}
     missing = [
-        (i, task)
-        for i, task in enumerate(tasks)
+        (place, task)
+        for place, task in zip(places, tasks, strict=True)
         if (plan.pair, task.name, task.turn, task.repeat) not in done
     ]
     if not missing:
         return
     _warm_up(runtime, sides, plan)
     began = clock()
-    for number, (i, task) in enumerate(missing):
+    for number, (place, task) in enumerate(missing):
         left = (clock() - began) / number * (len(missing) - number) if number else None
         progress(len(tasks) - len(missing) + number, len(tasks), task.category, left)
-        ids = _prompt(runtime, plan, task, done)
-        trial = _trial(runtime, order(sides, i), plan, task, ids)
+        ids = _later_turn(runtime, plan, task, done) if task.turn else prepared[task.name]
+        trial = _trial(runtime, order(sides, place), plan, task, ids)
         writer.append(trial)
         done[trial.key] = trial
     progress(len(tasks), len(tasks), "", 0.0)
+
+
+def prepare(runtime: Runtime, plan: Plan) -> dict[str, list[int]]:
+    """The ids of each prompt's first turn and of each text length, by their names.
+
+    Raises ConfigError where one, with its answer, or with its later turns and theirs, is longer
+    than the context.
+    """
+    found: dict[str, list[int]] = {}
+    for prompt in plan.prompts:
+        found[prompt.name] = _encode(runtime, [Message("user", prompt.turns[0])])
+        turns = prompt.turns if plan.all_turns else prompt.turns[:1]
+        messages = [
+            message
+            for text in turns
+            for message in (Message("user", text), Message("assistant", "."))
+        ]
+        length = len(_encode(runtime, messages[:-1])) + len(turns) * plan.max_tokens
+        if length > runtime.context_size:
+            raise ConfigError(
+                f"a context of {runtime.context_size} tokens can't hold the prompt {prompt.name} "
+                f"with answers of {plan.max_tokens} ({length} in all): raise --ctx-size, lower "
+                "--tokens, or leave that prompt out"
+            )
+    for context in plan.contexts:
+        if context + plan.max_tokens > runtime.context_size:
+            raise ConfigError(
+                f"a context of {runtime.context_size} tokens can't hold {context} and an "
+                f"answer of {plan.max_tokens}: raise --ctx-size or leave that length out"
+            )
+    for context in plan.contexts:
+        name = f"{CONTEXT} {context}"
+        found[name] = long_prompt(lambda text: _encode(runtime, [Message("user", text)]), context)
+    return found
+
+
+def _places(tasks: Sequence[_Task]) -> Iterator[int]:
+    """Where each trial stands in the cycle of orders.
+
+    Each category and each text length goes through the cycle on its own, and no two begin at the
+    same place: else sides would take turns over all, but not within one.
+    """
+    counts: Counter[tuple[str, int | None]] = Counter()
+    begins: dict[tuple[str, int | None], int] = {}
+    for task in tasks:
+        kind = (task.category, task.context)
+        yield begins.setdefault(kind, len(begins)) + counts[kind]
+        counts[kind] += 1
 
 
 def order(sides: Sequence[Side], number: int) -> list[Side]:
@@ -116,18 +169,11 @@ def _warm_up(runtime: Runtime, sides: Sequence[Side], plan: Plan) -> None:
         side.answer(ids, WARM_UP_TOKENS, plan.sampling)
 
 
-def _prompt(
+def _later_turn(
     runtime: Runtime, plan: Plan, task: _Task, done: dict[tuple[str, str, int, int], Trial]
 ) -> list[int]:
     """The ids that every side is given; earlier turns were answered by plain decoding."""
-    if task.prompt is None:
-        assert task.context is not None
-        if task.context + plan.max_tokens > runtime.context_size:
-            raise ConfigError(
-                f"a context of {runtime.context_size} tokens can't hold {task.context} and an "
-                f"answer of {plan.max_tokens}: raise --ctx-size or leave that length out"
-            )
-        return long_prompt(lambda text: _encode(runtime, [Message("user", text)]), task.context)
+    assert task.prompt is not None
     messages: list[Message] = []
     for turn, text in enumerate(task.prompt.turns[: task.turn + 1]):
         messages.append(Message("user", text))
@@ -170,7 +216,12 @@ def _trial(
 def _compared(
     runtime: Runtime, ids: list[int], answers: list[Answer], sampling: SamplingParams
 ) -> list[Answer]:
-    """The answers, each with where it differs from plain's."""
+    """The answers, each with where it differs from plain's.
+
+    Under `rejection` each side draws a text of its own, so there is nothing to compare.
+    """
+    if not sampling.greedy and sampling.chosen_rule == "rejection":
+        return answers
     plain = next(answer for answer in answers if answer.side == PLAIN)
     return [
         answer

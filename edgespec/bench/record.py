@@ -1,25 +1,18 @@
-"""What was measured, as JSON lines: one line for each prompt that every side answered in turn.
+"""What was measured: runs, pairs, trials, answers, costs, and what may be taken together.
 
-Invariant: a line is a whole trial and is on the disk before the next one begins. So whatever kills
-a measurement costs the trial under way, and no pair of answers ever comes from two occasions. A
-torn last line is dropped; a damaged one before it is an error.
+Invariant: figures of one pair stand beside each other only where they were measured under the same
+conditions; the prompts and the sides may differ.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from edgespec.errors import ConfigError
 
 SCHEMA = 1
-FILE = "results.jsonl"
+_PROMPTS = ("prompts", "prompts_sha256")
 
 
 @dataclass(frozen=True)
@@ -51,11 +44,12 @@ class Pair:
 class Answer:
     """One side's answer to a prompt; times in seconds.
 
-    `side` is "plain", a setting such as "lookup+model:auto", or "PEER/SETTING". `decode_seconds`
-    leave out the first token, which is the prompt's. `arrivals` are (seconds since the request,
-    tokens), one for each time that text came. `difference` says where a text isn't plain's, and
-    whether rounding explains it; None where it is the same. `first_tokens` came with the first:
-    a program that drafts behind the prompt at once gives several.
+    `side` is "plain", a setting such as "lookup+model:auto", or "PEER/SETTING". `ttft_seconds` is
+    None where the prompt was kept from the answer before. `decode_seconds` pass from the first
+    token to the end, text included. `arrivals` are (seconds since the request, tokens), one for
+    each time that text came. `difference` says where a text isn't plain's, and whether rounding
+    explains it; None where it is the same, or where texts can't be compared. `first_tokens` came
+    with the first: a program that drafts behind the prompt at once gives several.
     """
 
     side: str
@@ -126,7 +120,6 @@ class Costs:
 
 
 Record = Run | Pair | Trial | Costs
-_KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Run, Pair, Trial, Costs)}
 
 
 @dataclass
@@ -147,7 +140,18 @@ class Results:
         elif isinstance(record, Trial):
             self.trials.append(record)
         else:
-            self.costs.append(record)
+            self._add_costs(record)
+
+    def _add_costs(self, new: Costs) -> None:
+        """Another measurement of the same passes adds to the first."""
+        for known in self.costs:
+            if (known.pair, known.model, known.role, known.behind) == (
+                new.pair, new.model, new.role, new.behind,
+            ):  # fmt: skip
+                for size, seconds in new.seconds.items():
+                    known.seconds.setdefault(size, []).extend(seconds)
+                return
+        self.costs.append(new)
 
     def sides(self, pair: str) -> list[str]:
         """Every side that answered, plain first."""
@@ -158,114 +162,42 @@ class Results:
         return sorted(seen, key=lambda side: side != "plain")
 
 
+def first_change(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
+    """The first condition that isn't the same, and what it is in each; the sides may differ.
+
+    Of peers those count that both have.
+    """
+    names = dict.fromkeys([*one.settings, *other.settings])
+    peers = [name for name in one.peers if name in other.peers]
+    changes: list[tuple[str, Any, Any]] = [
+        ("the target", one.target.get("sha256"), other.target.get("sha256")),
+        (
+            "a drafter",
+            [drafter.get("sha256") for drafter in one.drafters],
+            [drafter.get("sha256") for drafter in other.drafters],
+        ),
+        *((name, one.settings.get(name), other.settings.get(name)) for name in names),
+        *((name, one.peers[name], other.peers[name]) for name in peers),
+    ]
+    return next((change for change in changes if change[1] != change[2]), None)
+
+
 def _merged(first: Pair, other: Pair) -> Pair:
-    """Two files' words on one pair: the first's, with the sides and peers of both."""
+    """Two files' words on one pair, with the prompts, sides and peers of both."""
+    same_prompts = {key: first.settings[key] for key in _PROMPTS if key in first.settings}
+    settings = {k: v for k, v in other.settings.items() if k not in _PROMPTS} | same_prompts
+    change = first_change(first, replace(other, settings=settings))
+    if change is not None:
+        name, was, is_ = change
+        raise ConfigError(
+            f"these results of {first.pair} can't be taken together: {name} is {was} in one file "
+            f"and {is_} in another"
+        )
+    prompts = {
+        key: " + ".join(dict.fromkeys([*str(was).split(" + "), str(other.settings.get(key))]))
+        for key, was in same_prompts.items()
+    }
     sides = list(dict.fromkeys([*first.sides, *other.sides]))
-    return Pair(
-        first.pair, first.target, first.drafters, first.settings, sides, first.peers | other.peers
+    return replace(
+        first, settings=first.settings | prompts, sides=sides, peers=first.peers | other.peers
     )
-
-
-def read(paths: Iterable[Path]) -> Results:
-    """The records of these files, or of the results in these folders; raises ConfigError."""
-    results = Results()
-    for path in paths:
-        file = path / FILE if path.is_dir() else path
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"can't read the results in {file}: {error.strerror}") from None
-        for record in _records(data[: _whole(data)], file):
-            results.add(record)
-    return results
-
-
-class Writer:
-    """Appends records to a folder's results, which may be there from before."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read what is there, drop a torn last line; raises ConfigError, also for a full disk."""
-        self.file = folder / FILE
-        self.results = Results()
-        self._run: Run | None = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._handle = self.file.open("a+b")
-            self._handle.seek(0)
-            data = self._handle.read()
-            whole = _whole(data)
-            for record in _records(data[:whole], self.file):
-                self.results.add(record)
-            self._handle.truncate(whole)
-            self._sync()
-        except OSError as error:
-            raise ConfigError(f"can't keep results in {folder}: {error.strerror}") from None
-
-    def begin(self, run: Run) -> None:
-        """Note a start of the benchmark, once it has something to write."""
-        self._run = run
-
-    def append(self, record: Record) -> None:
-        """Write a record and wait until the disk has it."""
-        if self._run is not None:
-            run, self._run = self._run, None
-            self.append(run)
-        try:
-            self._handle.write(_line(record))
-            self._sync()
-        except OSError as error:
-            raise ConfigError(f"can't write {self.file}: {error.strerror}") from None
-        self.results.add(record)
-
-    def _sync(self) -> None:
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._handle.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _line(record: Record) -> bytes:
-    data = {"kind": record.kind, **asdict(record)}
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
-    # A model's text may hold half a surrogate pair, which UTF-8 can't.
-    return text.encode("utf-8", "replace") + b"\n"
-
-
-def _whole(data: bytes) -> int:
-    """How many bytes are whole lines: what follows the last line's end was torn."""
-    return data.rfind(b"\n") + 1
-
-
-def _records(data: bytes, file: Path) -> Iterable[Record]:
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line.decode("utf-8"))
-            cls = _KINDS[entry.pop("kind")]
-            if cls is Trial:
-                entry["answers"] = [_only(Answer, answer) for answer in entry["answers"]]
-            yield _only(cls, entry)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(
-                f"{file}, line {number}, is no result of edgespec bench: remove that line"
-            ) from None
-
-
-def _only(cls: type[Any], entry: dict[str, Any]) -> Any:
-    """An object of what it knows; a later version's further fields are left aside."""
-    known = {f.name for f in fields(cls)}
-    return cls(**{key: value for key, value in entry.items() if key in known})

@@ -17,7 +17,7 @@ from edgespec.bench.record import Pair, Results
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
 from edgespec.bench.summary import ALL, best_side, categories, contexts, row
-from edgespec.bench.table import HEAD, cells, split_sides, verdicts
+from edgespec.bench.table import GAP, HEAD, cells, split_sides, verdicts, wholes
 
 NOT_REPORTED = "Energy: this system doesn't report it, or lets only the superuser read it."
 
@@ -40,13 +40,14 @@ def _head(results: Results) -> Iterator[str]:
     if not results.runs:
         return
     run = results.runs[-1]
+    days = dict.fromkeys(one.began[:10] for one in results.runs)
     memory = run.machine.get("memory_bytes")
     gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     machine = f"{run.machine.get('cpu')}, {run.machine.get('usable_cpus')} usable CPUs{gib}"
     yield (
         f'<p class="muted">{escape(machine)}, {escape(str(run.machine.get("system")))} · '
-        f"{escape(versions)} · {escape(run.began[:10])}</p>"
+        f"{escape(versions)} · {escape(', '.join(days))}</p>"
     )
 
 
@@ -160,7 +161,7 @@ def _split(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
         yield from _section(
             "Where a round's time goes",
             "The drafters and the planner; the target's pass; choosing tokens from its rows; the "
-            "rest of the loop. All categories together.",
+            "rest, which is the loop and the text. All categories together.",
             charts.time_split(rows),
         )
 
@@ -182,6 +183,13 @@ def _lengths(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
             "Decoding behind a text of so many tokens. Speculation should not lose with length.",
             charts.lengths(rows),
         )
+        ratios = [
+            f"{side} at {n} tokens {found.ratio}"
+            for side in own
+            for n in measured
+            if (found := row(results, pair, side, CONTEXT, n)) and found.ratio
+        ]
+        yield f'<p class="muted">Times plain\'s speed: {escape("; ".join(ratios))}.</p>'
     else:
         yield "<h3>Speed over the length of the text</h3>"
         yield '<p class="muted">Not measured: <code>--lengths 256,1024,4096</code> does.</p>'
@@ -226,6 +234,8 @@ def _details(results: Results, pair: str) -> Iterator[str]:
     yield "<details>\n<summary>All figures</summary>"
     rows = list(cells(results, pair, results.sides(pair)))
     yield from _table(HEAD, rows)
+    for sentence in wholes(results, pair, results.sides(pair)):
+        yield f"<p>{escape(sentence)}</p>"
     yield "</details>"
     yield "<details>\n<summary>Files, settings, commands</summary>"
     yield from _table(("", ""), list(_conditions(results, pair)))
@@ -262,6 +272,8 @@ def _method() -> str:
         "belongs to the prompt, and a drafter's own reading of the prompt counts as decoding. A "
         "ratio is paired: both sides answered the same prompt one after the other. Intervals are "
         "Student's, over the logarithms of these ratios; they speak of prompts like these on this "
-        "machine. In the tables, a gap is the time between two arrivals of text; a star marks "
-        "texts that part from plain's at a near-tie which rounding explains.</p>\n</section>"
+        f"machine; over one text length they are over its repetitions. In the tables, {GAP}; a "
+        "star marks texts that part from plain's at a near-tie which rounding explains. "
+        "llama.cpp's server takes its own times, other programs are timed where their tokens come "
+        "out, edgespec where its text does.</p>\n</section>"
     )

@@ -78,23 +78,29 @@ class RuntimeSide:
     def answer(
         self, ids: Sequence[int], max_tokens: int, sampling: SamplingParams, *, read: bool = False
     ) -> Answer:
-        """See `Side.answer`; with `read` the target may keep the prompt from the answer before."""
+        """See `Side.answer`; with `read` the target may keep the prompt from the answer before.
+
+        Decoding is timed like that of other programs: from outside, streamed text included.
+        """
         forget(self._runtime, target=not read)
         joules = self._meter.joules()
-        began = perf_counter()
+        asked = perf_counter()
         generation = self._runtime.generate(
             ids, sampling, max_tokens=max_tokens, planner=self._planner
         )
-        arrivals = [(round(perf_counter() - began, 6), len(chunk.tokens)) for chunk in generation]
+        began = perf_counter()
+        arrivals = [(round(perf_counter() - asked, 6), len(chunk.tokens)) for chunk in generation]
+        ended = perf_counter()
         result, counters = generation.result, generation.counters
+        first = None if counters.ttft_seconds is None else began + counters.ttft_seconds
         after = self._meter.joules()
         return Answer(
             side=self.name,
             tokens=list(result.tokens),
             text=result.text,
             finish_reason=str(result.finish_reason),
-            ttft_seconds=counters.ttft_seconds,
-            decode_seconds=counters.decode_seconds,
+            ttft_seconds=None if first is None or read else first - asked,
+            decode_seconds=None if first is None else ended - first,
             arrivals=arrivals,
             rounds=counters.rounds,
             drafted=counters.drafted,

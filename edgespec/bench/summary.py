@@ -1,7 +1,8 @@
 """From trials to the figures of a table: by pair, side and category.
 
 Invariant: a ratio is taken within a trial, the repetitions of a prompt are one pair of their
-median, and the category of text lengths is no part of "all".
+median, and the category of text lengths is no part of "all". A text length has no prompts to speak
+of: there each repetition is a pair.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgespec.bench.stats import LEVEL, Interval, Spread, percentile, ratio_inte
 
 ALL = "all"
 Logs = dict[tuple[str, int], float]
-"""The logarithm of a ratio for each turn of a prompt."""
+"""The logarithm of a ratio for each turn of a prompt, or for each repetition of a text length."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ class Row:
 
     `ratio` is tokens per second over plain's, `ttft_ratio` the time to the first token over
     plain's. Gaps are times between two arrivals of text, a round's tokens arriving together.
-    `same`, `explained` and `different` count texts that are plain's, that part from it where
-    rounding explains it, and that do elsewhere.
     """
 
     pair: str
@@ -62,9 +61,33 @@ class Row:
     acceptance_rate: float | None
     joules_per_token: float | None
     split: Split | None
+    texts: Texts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How many texts are plain's, part from it where rounding explains it, and do elsewhere."""
+
     same: int
     explained: int
     different: int
+
+    @property
+    def all(self) -> int:
+        return self.same + self.explained + self.different
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All answers of a side from request to end, the reading of prompts included.
+
+    `ratio` is tokens per second over plain's; `mean_ratio` that of the means of each answer's
+    tokens per second, as Spec-Bench takes it. None for plain itself.
+    """
+
+    tokens_per_second: float
+    ratio: float | None
+    mean_ratio: float | None
 
 
 def categories(results: Results, pair: str) -> list[str]:
@@ -89,8 +112,6 @@ def row(
     gaps = [gap for answer in answers for gap in _gaps(answer)]
     tokens, joules = sum(len(a.tokens) for a in answers), [a.joules for a in answers]
     drafted = [a.drafted for a in answers if a.drafted is not None]
-    differences = [a.difference for a in answers if a.difference is not None]
-    explained = sum(bool(d.get("explained")) for d in differences)
     baseline = side != PLAIN
     return Row(
         pair=pair,
@@ -100,7 +121,7 @@ def row(
         answers=len(answers),
         tokens_per_second=spread([1 / s for a in answers if (s := a.seconds_per_token)]),
         ratio=ratio_interval(list(speed_logs(trials, side).values())) if baseline else None,
-        ttft=spread([a.ttft_seconds for a in answers if a.ttft_seconds is not None]),
+        ttft=spread([s for t in trials if (s := _ttft(t, side)) is not None]),
         ttft_ratio=ratio_interval(list(ttft_logs(trials, side).values())) if baseline else None,
         gap_p50=percentile(gaps, 0.5) if gaps else None,
         gap_p95=percentile(gaps, 0.95) if gaps else None,
@@ -110,10 +131,37 @@ def row(
         else None,
         joules_per_token=sum(j for j in joules if j) / tokens if all(joules) and tokens else None,
         split=_split(answers),
-        same=len(answers) - len(differences),
-        explained=explained,
-        different=len(differences) - explained,
+        texts=_texts(answers),
     )
+
+
+def texts(results: Results, pair: str, side: str) -> Texts:
+    """Of all answers, those behind long texts too."""
+    trials = [t for t in results.trials if t.pair == pair]
+    return _texts([answer for t in trials if (answer := t.answer(side)) is not None])
+
+
+def compares_texts(results: Results, pair: str) -> bool:
+    """Whether texts should be the same: under `rejection` each side draws its own."""
+    return pair not in results.pairs or results.pairs[pair].settings.get("rule") != "rejection"
+
+
+def whole(results: Results, pair: str, side: str) -> Whole | None:
+    """A side's answers to all prompts, beside plain's to the same; None where it gave none."""
+    trials = _trials(results, pair, ALL)
+    both = [(t.answer(side), t.answer(PLAIN)) for t in trials]
+    rates = [
+        (one, two) for mine, base in both if (one := _rate(mine)) and (two := _rate(base))
+    ]  # (tokens, seconds) of each
+    if not rates:
+        return None
+    mine, base = (
+        sum(rate[i][0] for rate in rates) / sum(rate[i][1] for rate in rates) for i in (0, 1)
+    )
+    if side == PLAIN:
+        return Whole(mine, None, None)
+    mean, base_mean = (sum(rate[i][0] / rate[i][1] for rate in rates) for i in (0, 1))
+    return Whole(mine, mine / base, mean / base_mean)
 
 
 def speed_logs(trials: Iterable[Trial], side: str, base: str = PLAIN) -> Logs:
@@ -123,7 +171,8 @@ def speed_logs(trials: Iterable[Trial], side: str, base: str = PLAIN) -> Logs:
 
 def ttft_logs(trials: Iterable[Trial], side: str) -> Logs:
     """Logarithms of the time to the first token over plain's."""
-    logs = _logs(trials, side, PLAIN, lambda answer: answer.ttft_seconds)
+    read = [t for t in trials if t.context is None]
+    logs = _logs(read, side, PLAIN, lambda answer: answer.ttft_seconds)
     return {key: -log for key, log in logs.items()}
 
 
@@ -170,8 +219,33 @@ def _logs(
             continue
         one, two = seconds(mine), seconds(other)
         if one and two:
-            found.setdefault((t.prompt, t.turn), []).append(math.log(two / one))
+            found.setdefault(pairing(t), []).append(math.log(two / one))
     return {key: median(logs) for key, logs in found.items()}
+
+
+def pairing(trial: Trial) -> tuple[str, int]:
+    """What is one pair: the repetitions of a prompt's turn, but each repetition of a length."""
+    return (trial.prompt, trial.turn if trial.context is None else trial.repeat)
+
+
+def _ttft(trial: Trial, side: str) -> float | None:
+    """None behind a long text, which one side reads for all."""
+    answer = trial.answer(side)
+    return answer.ttft_seconds if answer and trial.context is None else None
+
+
+def _texts(answers: Sequence[Answer]) -> Texts:
+    differences = [a.difference for a in answers if a.difference is not None]
+    explained = sum(bool(d.get("explained")) for d in differences)
+    return Texts(len(answers) - len(differences), explained, len(differences) - explained)
+
+
+def _rate(answer: Answer | None) -> tuple[int, float] | None:
+    if answer is None or answer.ttft_seconds is None or answer.decode_seconds is None:
+        return None
+    seconds = answer.ttft_seconds + answer.decode_seconds
+    tokens = len(answer.tokens) + (answer.finish_reason == "end")
+    return (tokens, seconds) if tokens and seconds else None
 
 
 def _gaps(answer: Answer) -> list[float]:

@@ -10,8 +10,20 @@ from collections.abc import Iterator, Sequence
 from edgespec.bench.record import Results
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
-from edgespec.bench.summary import ALL, Row, against, best_side, categories, contexts, row
+from edgespec.bench.summary import (
+    ALL,
+    Row,
+    against,
+    best_side,
+    categories,
+    compares_texts,
+    contexts,
+    row,
+    texts,
+    whole,
+)
 
+GAP = "a gap is the time between two arrivals of text; a round's tokens arrive together"
 HEAD = (
     "CATEGORY", "SIDE", "PROMPTS", "TOK/S", "(QUARTILES)", "AGAINST PLAIN", "(95%)",
     "TOKENS/ROUND", "ACCEPTED", "TTFT", "GAP P50/P95", "SAME TEXT",
@@ -23,7 +35,13 @@ def lines(results: Results) -> Iterator[str]:
     for pair in results.pairs:
         sides = results.sides(pair)
         yield f"{pair}"
-        yield from _columns([HEAD, *cells(results, pair, sides)])
+        table = list(cells(results, pair, sides))
+        if table:
+            yield from _columns([HEAD, *table])
+            yield GAP
+        elif not contexts(results, pair):
+            yield "nothing was measured yet"
+        yield from wholes(results, pair, sides)
         yield from _lengths(results, pair, sides)
         yield from _peers(results, pair, sides)
         energy = [r for side in sides if (r := row(results, pair, side, ALL)) is not None]
@@ -38,25 +56,45 @@ def lines(results: Results) -> Iterator[str]:
 
 def verdicts(results: Results, pair: str) -> Iterator[str]:
     """A sentence for each side whose text isn't plain's everywhere, or one for all."""
-    different = False
-    for side in results.sides(pair):
-        found = row(results, pair, side, ALL)
-        if side == PLAIN or found is None or "/" in side:
-            continue
+    own = [side for side in results.sides(pair) if side != PLAIN and "/" not in side]
+    counted = {side: found for side in own if (found := texts(results, pair, side)).all}
+    if counted and not compares_texts(results, pair):
+        yield (
+            "texts aren't compared: under the rule `rejection` each side draws one of its own "
+            "(--rule reproducible draws the same)"
+        )
+        return
+    for side, found in counted.items():
         if found.different:
-            different = True
             yield (
-                f"NOT EXACT: {found.different} of {found.answers} answers of {side} differ from "
+                f"NOT EXACT: {found.different} of {found.all} answers of {side} differ from "
                 "plain's in a way that rounding doesn't explain"
             )
         elif found.explained:
-            different = True
             yield (
-                f"{side}: {found.same} of {found.answers} texts are plain's; {found.explained} "
+                f"{side}: {found.same} of {found.all} texts are plain's; {found.explained} "
                 "part from it at a near-tie that rounding explains"
             )
-    if not different:
+    if counted and all(found.same == found.all for found in counted.values()):
         yield "every answer of edgespec has plain's text"
+
+
+def wholes(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
+    """All of a side's tokens over all of its time, in a sentence each."""
+    for side in sides:
+        found = whole(results, pair, side)
+        if found is None:
+            continue
+        ratios = (
+            ""
+            if found.ratio is None
+            else f", {found.ratio:.2f} times plain's; {found.mean_ratio:.2f} by the means of the "
+            "prompts' speeds, as Spec-Bench takes it"
+        )
+        yield (
+            f"{side}, reading of the prompts included: {found.tokens_per_second:.1f} tokens a "
+            f"second over all{ratios}"
+        )
 
 
 def split_sides(sides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -74,12 +112,12 @@ def cells(results: Results, pair: str, sides: Sequence[str]) -> Iterator[tuple[s
         for side in sides:
             found = row(results, pair, side, category)
             if found is not None:
-                yield _row_cells(found)
+                yield _row_cells(found, compares_texts(results, pair))
 
 
-def _row_cells(found: Row) -> tuple[str, ...]:
+def _row_cells(found: Row, compared: bool) -> tuple[str, ...]:
     speed = found.tokens_per_second
-    exact = f"{found.same}/{found.answers}" + ("*" if found.explained else "")
+    exact = f"{found.texts.same}/{found.texts.all}" + ("*" if found.texts.explained else "")
     return (
         found.category,
         found.side,
@@ -94,7 +132,7 @@ def _row_cells(found: Row) -> tuple[str, ...]:
         ""
         if found.gap_p50 is None or found.gap_p95 is None
         else f"{found.gap_p50 * 1e3:.0f}/{found.gap_p95 * 1e3:.0f} ms",
-        "" if found.side == PLAIN else exact,
+        exact if compared and found.side != PLAIN else "",
     )
 
 
@@ -103,7 +141,7 @@ def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]
     if not measured:
         return
     yield ""
-    yield "tokens per second behind a text of so many tokens (against plain, if not plain):"
+    yield "tokens per second behind a text of so many tokens, and times plain's:"
     table = [("SIDE", *map(str, measured))]
     for side in sides:
         cells = [side]
@@ -112,7 +150,7 @@ def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]
             speed = found.tokens_per_second if found else None
             cells.append(_number(speed.median if speed else None, 1))
             if found and found.ratio:
-                cells[-1] += f" ({found.ratio.center:.2f})"
+                cells[-1] += f"  x {found.ratio}"
         table.append(tuple(cells))
     yield from _columns(table)
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edgespec.errors import ConfigError
-from edgespec.options import add_machine_options, count
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.options import RULES, add_machine_options, count, positive
 
 if TYPE_CHECKING:
     from edgespec.bench.record import Results
@@ -66,26 +66,29 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
         "--prompts", default="spec-bench", metavar="FILE|NAME",
         help="`spec-bench`, `human-eval`, or JSON lines with `turns` and `category` (spec-bench)",
     )  # fmt: skip
-    group.add_argument(
-        "--limit", type=_positive, metavar="N", help="prompts of each category (all)"
-    )
+    group.add_argument("--limit", type=positive, metavar="N", help="prompts of each category (all)")
     group.add_argument(
         "--turns", action="store_true",
         help="every turn of a prompt, the earlier ones answered by plain decoding (the first)",
     )  # fmt: skip
     group.add_argument(
-        "--tokens", type=_positive, default=128, metavar="N", help="the longest answer (128)"
+        "--tokens", type=positive, default=128, metavar="N", help="the longest answer (128)"
     )
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T",
         help="0 takes the likeliest token; above, each answer is drawn with --seed (0)",
     )  # fmt: skip
     group.add_argument(
+        "--rule", choices=RULES,
+        help="how drafts are verified at a temperature above 0; under `rejection` each side draws "
+        "a text of its own, under `reproducible` all draw the same (rejection)",
+    )  # fmt: skip
+    group.add_argument(
         "--seed", type=count, default=1, metavar="N",
         help="of the first repetition, at a temperature above 0 (1)",
     )  # fmt: skip
     group.add_argument(
-        "--repeat", type=_positive, default=1, metavar="R", help="how often all is measured (1)"
+        "--repeat", type=positive, default=1, metavar="R", help="how often all is measured (1)"
     )
     group.add_argument(
         "--lengths", type=_lengths, default=[], metavar="LIST",
@@ -112,22 +115,28 @@ def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     if args.compare:
         return _compare(*args.compare)
-    from edgespec.bench import record
+    from edgespec.bench import files
 
     if args.report:
-        return _show(record.read(args.report), args.out)
+        return _show(files.read(args.report), args.out)
     return _measure(args)
 
 
 def _measure(args: argparse.Namespace) -> int:
     from edgespec.bench import prompts
     from edgespec.bench.driver import Options, begin, named_pairs, run_pair
+    from edgespec.bench.files import Writer
     from edgespec.bench.progress import Progress
-    from edgespec.bench.record import Writer
     from edgespec.console import say
 
     if args.temperature and args.peer:
         raise ConfigError("peers are measured greedily: leave --temperature out")
+    if args.rule and not args.temperature:
+        raise ConfigError("--rule says how answers are drawn: it needs a --temperature above 0")
+    peers = [_peer(text) for text in args.peer]
+    for script, _ in peers:
+        if not script.is_file():
+            raise ConfigError(f"there is no peer script {script}; benchmarks/peers/ has some")
     pairs = named_pairs(args.pairs, args.target, args.drafter)
     options = Options(
         prompts=prompts.load(args.prompts),
@@ -136,6 +145,7 @@ def _measure(args: argparse.Namespace) -> int:
         groups=args.drafters,
         lookaheads=args.lookahead,
         temperature=args.temperature,
+        rule=args.rule or "rejection",
         seed=args.seed,
         max_tokens=args.tokens,
         repeats=args.repeat,
@@ -145,18 +155,31 @@ def _measure(args: argparse.Namespace) -> int:
         gpu_layers=args.gpu_layers,
         device=args.device,
         allow_cpu=args.allow_cpu,
-        peers=[_peer(text) for text in args.peer],
+        peers=peers,
         environments=args.peer_environments,
     )
     with Writer(args.out) as writer:
+        before = len(writer.results.trials)
         begin(writer, ["edgespec", *map(shlex.quote, sys.argv[1:])])
+        failed: list[str] = []
         try:
             for pair in pairs:
-                run_pair(pair, options, writer, say, Progress(pair.name))
+                try:
+                    run_pair(pair, options, writer, say, Progress(pair.name))
+                except EdgespecError as error:
+                    failed.append(f"{pair.name}: {error}")
+                    say(failed[-1])
         except KeyboardInterrupt:
             say("", f"{writer.file} keeps what was measured; the same command goes on from there")
+            if len(writer.results.trials) > before:
+                _show(writer.results, args.out)
             raise
-        return _show(writer.results, args.out)
+        # What was measured is shown, whatever became of the rest.
+        if len(failed) < len(pairs) or len(writer.results.trials) > before:
+            _show(writer.results, args.out)
+            if failed:
+                say(f"not measured, or not to its end: {'; '.join(failed)}")
+        return 1 if failed else 0
 
 
 def _show(results: Results, out: Path) -> int:
@@ -177,10 +200,10 @@ def _show(results: Results, out: Path) -> int:
 
 
 def _compare(a: Path, b: Path) -> int:
-    from edgespec.bench import compare, record
+    from edgespec.bench import compare, files
     from edgespec.terminal import printable
 
-    comparison = compare.compare(record.read([a]), record.read([b]))
+    comparison = compare.compare(files.read([a]), files.read([b]))
     for line in compare.lines(comparison):
         print(printable(line))
     return 1 if comparison.failed else 0
@@ -206,11 +229,4 @@ def _lookaheads(text: str) -> list[int | Literal["auto"]]:
 
 
 def _lengths(text: str) -> list[int]:
-    return sorted({_positive(part) for part in text.split(",")})
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
+    return sorted({positive(part) for part in text.split(",")})

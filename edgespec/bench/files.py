@@ -1,0 +1,141 @@
+"""Results on the disk, as JSON lines: one line for each prompt that every side answered in turn.
+
+Invariant: a line is a whole trial and is on the disk before the next one begins. So whatever kills
+a measurement costs the trial under way, and no pair of answers ever comes from two occasions. A
+torn last line is dropped; a damaged one before it is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from edgespec.bench.record import Answer, Costs, Pair, Record, Results, Run, Trial
+from edgespec.errors import ConfigError
+
+FILE = "results.jsonl"
+_KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Run, Pair, Trial, Costs)}
+
+
+def read(paths: Iterable[Path]) -> Results:
+    """The records of these files, or of the results in these folders.
+
+    Files of one pair are taken together where they were measured under the same conditions, with
+    the same prompts or others. Raises ConfigError.
+    """
+    results = Results()
+    first: dict[str, str] = {}  # the prompts of a pair's first file
+    for path in paths:
+        prompts: dict[str, str] = {}
+        file = path / FILE if path.is_dir() else path
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"can't read the results in {file}: {error.strerror}") from None
+        for record in _records(data[: _whole(data)], file):
+            if isinstance(record, Pair):
+                prompts[record.pair] = str(record.settings.get("prompts_sha256"))
+                first.setdefault(record.pair, prompts[record.pair])
+            elif isinstance(record, Trial) and record.context is None:
+                mine = prompts.get(record.pair)
+                if mine != first.get(record.pair):  # one name may be two prompts
+                    record = replace(record, prompt=f"{record.prompt} ({mine})")
+            results.add(record)
+    return results
+
+
+class Writer:
+    """Appends records to a folder's results, which may be there from before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is there, drop a torn last line; raises ConfigError, also for a full disk."""
+        self.file = folder / FILE
+        self.results = Results()
+        self._run: Run | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle = self.file.open("a+b")
+            self._handle.seek(0)
+            data = self._handle.read()
+            whole = _whole(data)
+            for record in _records(data[:whole], self.file):
+                self.results.add(record)
+            self._handle.truncate(whole)
+            self._sync()
+        except OSError as error:
+            raise ConfigError(f"can't keep results in {folder}: {error.strerror}") from None
+
+    def begin(self, run: Run) -> None:
+        """Note a start of the benchmark, once it has something to write."""
+        self._run = run
+
+    def append(self, record: Record) -> None:
+        """Write a record and wait until the disk has it."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            self.append(run)
+        try:
+            self._handle.write(_line(record))
+            self._sync()
+        except OSError as error:
+            raise ConfigError(f"can't write {self.file}: {error.strerror}") from None
+        self.results.add(record)
+
+    def _sync(self) -> None:
+        self._handle.flush()
+        os.fsync(self._handle.fileno())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _line(record: Record) -> bytes:
+    data = {"kind": record.kind, **asdict(record)}
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
+    # A model's text may hold half a surrogate pair, which UTF-8 can't.
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _whole(data: bytes) -> int:
+    """How many bytes are whole lines: what follows the last line's end was torn."""
+    return data.rfind(b"\n") + 1
+
+
+def _records(data: bytes, file: Path) -> Iterable[Record]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line.decode("utf-8"))
+            cls = _KINDS[entry.pop("kind")]
+            if cls is Trial:
+                entry["answers"] = [_only(Answer, answer) for answer in entry["answers"]]
+            yield _only(cls, entry)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f"{file}, line {number}, is no result of edgespec bench: remove that line"
+            ) from None
+
+
+def _only(cls: type[Any], entry: dict[str, Any]) -> Any:
+    """An object of what it knows; a later version's further fields are left aside."""
+    known = {f.name for f in fields(cls)}
+    return cls(**{key: value for key, value in entry.items() if key in known})

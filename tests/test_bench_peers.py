@@ -1,0 +1,132 @@
+"""The peers' scripts, without the programs that they run: what they count, and what they end."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks" / "peers"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a script, as it is found when it runs."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    names = ("common", "ort_genai", "llama_server")
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+class Generator:
+    """Hands out one token a call, but checks several at a time, the first behind the prompt."""
+
+    def __init__(self, batches: list[int], drafts: bool) -> None:
+        self._batches, self._drafts = batches, drafts
+        self._waiting = 0
+        self._given = 0
+
+    def append_tokens(self, ids: list[int]) -> None:
+        pass
+
+    def is_done(self) -> bool:
+        return not self._waiting and not self._batches
+
+    def generate_next_token(self) -> None:
+        if not self._waiting:
+            self._waiting = self._batches.pop(0)
+        self._waiting -= 1
+        self._given += 1
+
+    def get_next_tokens(self) -> Any:
+        return SimpleNamespace(tolist=lambda: [self._given])
+
+    def get_speculative_stats(self) -> dict[str, int]:
+        assert self._drafts
+        return {
+            "tokens_buffered": self._waiting,
+            "draft_tokens_proposed": 9,
+            "draft_tokens_accepted": 4,
+        }
+
+
+@pytest.mark.parametrize(
+    ("setting", "batches", "firsts", "rounds"),
+    [("draft-4", [5, 2, 1, 3], 5, 3), ("plain", [1] * 11, 1, None), ("draft-4", [1, 10], 1, 1)],
+)
+def test_a_first_check_behind_the_prompt_is_no_decoding(
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    batches: list[int],
+    firsts: int,
+    rounds: int | None,
+) -> None:
+    peer = script("ort_genai")
+    lib = ModuleType("onnxruntime_genai")
+    params = SimpleNamespace(
+        set_search_options=lambda **_: None, set_speculative_options=lambda **_: None
+    )
+    lib.GeneratorParams = lambda model: params  # type: ignore[attr-defined]
+    lib.Generator = lambda *_: Generator(list(batches), setting != "plain")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", lib)
+    models = object.__new__(peer.Models)
+    models._options = {"plain": {}, "draft-4": {"max_draft_tokens": 4}}
+    models._stop, models._drafted, models._alone = frozenset(), None, None
+    answer = models.answer(setting, [1, 2], 20)
+    assert answer["tokens"] == list(range(1, 12))
+    assert answer["first_tokens"] == firsts
+    assert answer.get("rounds") == rounds
+
+
+def test_servers_start_when_asked_and_make_room(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    peer = script("llama_server")
+    happened: list[str] = []
+
+    class Process:
+        def __init__(self, request: dict[str, Any]) -> None:
+            (self.setting,) = request["settings"]
+            assert request["alone"]
+            happened.append(f"start {self.setting}")
+
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            assert request["setting"] == self.setting
+            return {"tokens": []}
+
+        def end(self) -> None:
+            happened.append(f"end {self.setting}")
+
+    monkeypatch.setattr(peer, "Process", Process)
+    monkeypatch.setattr(peer, "versions", lambda *_: {})
+    memory = [1000.0]
+    monkeypatch.setattr(peer, "_free_memory", lambda: memory[0])
+    for name, size in (("t.gguf", 80), ("d.gguf", 20)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    servers = peer.load(
+        {
+            "target": str(tmp_path / "t.gguf"),
+            "drafters": [str(tmp_path / "d.gguf")],
+            "stop_ids": [0],
+            "settings": ["plain", "draft-3", "ngram-mod"],
+        }
+    )
+    assert happened == []
+    for setting in ("plain", "draft-3", "plain", "ngram-mod", "ngram-mod"):
+        servers.answer(setting, [1], 2)
+    # One that learns from its answers begins anew; the others stay.
+    assert happened == [
+        "start plain", "start draft-3", "start ngram-mod", "end ngram-mod", "start ngram-mod",
+    ]  # fmt: skip
+    del happened[:]
+    memory[0] = 99.0  # not enough for any more
+    servers.answer("plain", [1], 2)
+    servers.answer("ngram-mod", [1], 2)
+    assert happened == ["end ngram-mod", "end draft-3", "end plain", "start ngram-mod"]
