@@ -7,7 +7,8 @@ an abort), `length` afterwards says how many tokens the cache truly holds.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,16 +77,30 @@ class CancelFlag:
 
     def __init__(self) -> None:
         self._bytes = (ctypes.c_char * 2)()
+        self._asked = False  # by the user, whatever `stopping` does meanwhile
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self._bytes)
 
     def set(self) -> None:
+        self._asked = True
         self._bytes[0] = b"\1"
 
     def clear(self) -> None:
+        self._asked = False
         self._bytes[0] = b"\0"
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop the pass that another thread is in; a flag that is set meanwhile stays set."""
+        self._bytes[0] = b"\1"
+        try:
+            yield
+        finally:
+            self._bytes[0] = b"\0"
+            if self._asked:  # looked at after the reset, so that nothing is lost in between
+                self._bytes[0] = b"\1"
 
     def is_set(self) -> bool:
         return bool(self._bytes[0] != b"\0")

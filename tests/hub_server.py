@@ -23,12 +23,14 @@ class HubServer:
 
     files: (repo, file name) -> bytes. They are large files to the hub: a HEAD request tells
         their SHA-256 and sends the client on to another address.
+    small: names of files that git itself keeps: sent at once, with git's hash of them.
     gated: repositories that ask for a licence. broken: answers 503 to everything.
     corrupt: sends other bytes of the same length. truncate: closes the connection after so many
         bytes, that many times. Each request is in `log` as "METHOD path".
     """
 
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    small: set[str] = field(default_factory=set)
     gated: set[str] = field(default_factory=set)
     broken: bool = False
     corrupt: bool = False
@@ -112,6 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.state.files.get((repo, file))
         if content is None:
             self._fail(404, "EntryNotFound", "Entry not found")
+            return
+        if file in self.state.small:
+            git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            self._send(200, {"X-Repo-Commit": COMMIT, "ETag": f'"{git}"'}, content)
             return
         sha256 = hashlib.sha256(content).hexdigest()
         headers = {

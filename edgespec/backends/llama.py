@@ -21,6 +21,7 @@ import numpy as np
 
 from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint
+from edgespec.backends.llama_device import choose_layers
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
 from edgespec.errors import (
@@ -278,15 +279,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     notes: list[str] = []
     if options.context_size is not None and not 0 < options.context_size <= _MAX_CONTEXT:
         raise ConfigError(f"no context can hold {options.context_size} tokens: --ctx-size")
-    gpu = bool(lib.llama_supports_gpu_offload())
-    gpu_layers = options.gpu_layers
-    if gpu_layers is None:
-        gpu_layers = 999 if gpu else 0
-    elif gpu_layers and not gpu:
-        raise ConfigError(
-            "this llama.cpp was built without GPU support, so no layers can go there: leave "
-            "--gpu-layers out, or reinstall llama-cpp-python with its CMAKE_ARGS for your GPU"
-        )
+    gpu_layers, told = choose_layers(name, options)
+    notes += told
     native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(header))
     try:
         if lib.llama_model_has_encoder(native.handle):
@@ -361,9 +355,8 @@ def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:
 
 def _free_context(handle: Any, batch: Any, lock: threading.Lock, cancel: CancelFlag) -> None:
     if not lock.acquire(blocking=False):  # another thread is in the middle of a pass: stop it
-        cancel.set()
-        lock.acquire()
-        cancel.clear()
+        with cancel.stopping():
+            lock.acquire()
     try:
         lib.llama_batch_free(batch)
         lib.llama_free(handle)

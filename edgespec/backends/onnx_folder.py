@@ -18,6 +18,8 @@ from edgespec.errors import ModelFormatError
 
 _MAIN = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 _HEAD_BYTES = 1 << 20
+# config.json's names for how far a layer looks back: Mistral's, Llama 4's, GPT-Neo's.
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,40 @@ class OnnxFolder:
         return None
 
     @property
+    def window(self) -> int | None:
+        """Tokens that some layer looks back at most, where it doesn't see the whole text."""
+        if self.config.get("use_sliding_window") is False:
+            return None
+        decoder = self.genai.get("decoder")
+        slid = decoder.get("sliding_window") if isinstance(decoder, dict) else None
+        found = [self.config.get(key) for key in _WINDOWS]
+        found.append(slid.get("window_size") if isinstance(slid, dict) else None)
+        return min((size for size in found if isinstance(size, int) and size > 0), default=None)
+
+    @property
     def architecture(self) -> str:
         return str(self.config.get("model_type") or self.genai.get("type") or "onnx")
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder; empty where there is none. Raises ModelFormatError."""
-        path = self.folder / name
-        if not path.is_file():
+        text = self.text(name)
+        if text is None:
             return {}
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise ModelFormatError(f"{name} of {self.name} can't be read: {error}") from error
         if not isinstance(data, dict):
             raise ModelFormatError(f"{name} of {self.name} is damaged: it holds no object")
         return data
+
+    def text(self, name: str) -> str | None:
+        """A text file of the folder; None where there is none. Raises ModelFormatError."""
+        path = self.folder / name
+        try:
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        except (ValueError, OSError) as error:
+            raise ModelFormatError(f"{name} of {self.name} can't be read: {error}") from error
 
     def fingerprint(self) -> str:
         """Tells models apart: sizes of graph and weights, and the start and end of each."""
@@ -99,7 +120,8 @@ def find(path: Path) -> OnnxFolder | None:
         return _around(path, path.absolute().parent) if looks_like_onnx(path) else None
     if not path.is_dir():
         return None
-    named = OnnxFolder(path, path, path.name).genai.get("decoder", {}).get("filename")
+    decoder = OnnxFolder(path, path, path.name).genai.get("decoder")
+    named = decoder.get("filename") if isinstance(decoder, dict) else None
     if isinstance(named, str) and (path / named).is_file():
         return _around(path / named, path)
     for folder in (path, path / "onnx"):
@@ -120,13 +142,27 @@ def _around(graph: Path, folder: Path) -> OnnxFolder:
     if not (folder / "tokenizer.json").is_file() and (folder.parent / "tokenizer.json").is_file():
         beside = folder.parent
     alone = len(list(folder.glob("*.onnx"))) == 1
-    return OnnxFolder(graph, beside, beside.name if alone else f"{beside.name}/{graph.name}")
+    name = _name(beside)
+    return OnnxFolder(graph, beside, name if alone else f"{name}/{graph.name}")
+
+
+def _name(folder: Path) -> str:
+    """A folder of the hub's cache is called after a commit, and its model after the repository."""
+    repo = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.removeprefix("models--").replace("--", "/")
+    return folder.name
 
 
 def looks_like_onnx(path: Path) -> bool:
     """Whether a file starts as an ONNX model does: a version, then its producer or its graph.
 
     Protobuf writes fields in their order: 1 is the version of the format, 2 to 7 what follows.
+    A file that can't be read is none, and whoever opens it next says why.
     """
-    with path.open("rb") as file:
-        return re.match(rb"\x08[\x01-\x40][\x12\x1a\x22\x28\x32\x3a\x42]", file.read(3)) is not None
+    try:
+        with path.open("rb") as file:
+            head = file.read(3)
+    except OSError:
+        return False
+    return re.match(rb"\x08[\x01-\x40][\x12\x1a\x22\x28\x32\x3a\x42]", head) is not None

@@ -30,8 +30,19 @@ class OnnxTokenizer:
     """See `Tokenizer`."""
 
     def __init__(self, folder: OnnxFolder, vocab_size: int) -> None:
-        """`vocab_size`: numbers in a row of logits; ids beyond them can't come out."""
+        """`vocab_size`: numbers in a row of logits; ids beyond them can't come out.
+
+        Raises ModelFormatError where a file of the folder is missing or damaged.
+        """
         self.name = folder.name
+        try:
+            self._read(folder, vocab_size)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ModelFormatError(
+                f"the tokenizer files of {self.name} are damaged ({type(error).__name__}: {error})"
+            ) from error
+
+    def _read(self, folder: OnnxFolder, vocab_size: int) -> None:
         written = folder.read("tokenizer.json")
         if not written:
             raise ModelFormatError(
@@ -83,7 +94,10 @@ class OnnxTokenizer:
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
-        ids: list[int] = self._native.encode(clean, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._native.encode(clean, add_special_tokens=False).ids
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFormatError(f"tokenizer.json of {self.name} is damaged: {error}") from error
         return ids
 
     def token_bytes(self, token: int) -> bytes:
@@ -123,14 +137,17 @@ def _stop_ids(
 
 
 def _template(folder: OnnxFolder, settings: Mapping[str, Any]) -> str | None:
-    beside = folder.folder / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    """From its own file, the tokenizer's settings, or the file that models with images have."""
+    if (beside := folder.text("chat_template.jinja")) is not None:
+        return beside
+    for source in (settings, folder.read("chat_template.json")):
+        template = source.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {entry.get("name"): entry.get("template") for entry in template}
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
+    return None
 
 
 def _text(token: Any) -> str:

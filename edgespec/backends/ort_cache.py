@@ -113,6 +113,7 @@ class InPlaceCache:
 
     def free(self) -> None:
         self._blocks.clear()
+        self._bound = None
 
 
 class GrownCache:
@@ -144,6 +145,7 @@ class GrownCache:
             self.holes and stale <= _most_holes(self.length) and self.slots + tokens <= self._limit
         ):
             self._close_holes()
+        self._grow(0, 1)  # no memory was left for it once
         self._grow(1, self.slots + tokens)
         past, present = self._sides
         for tensor, read, written in zip(self._tensors, past, present, strict=True):
@@ -161,6 +163,11 @@ class GrownCache:
         if length == 0:
             self._all_valid()
 
+    def avoid_holes(self, window: int | None) -> None:
+        """For a graph that looks back at most `window` places: it counts holes among them."""
+        if window is not None and window < self._limit:
+            self.holes = False
+
     def read(self) -> bytes:
         valid = self._valid()
         views = map(_view, self._tensors, self._sides[0], repeat(self.slots))
@@ -169,14 +176,14 @@ class GrownCache:
     def write(self, state: bytes, length: int) -> None:
         self._grow(0, length)
         for tensor, block, part in _parts(self._tensors, self._sides[0], state, length):
-            data = block.load()
+            data = block.blank()
             _shaped(tensor, data, length)[:] = part
             block.store(data)
         self.length = length
         self._all_valid()
 
     def free(self) -> None:
-        self._sides = [[], []]
+        self._sides, self._sizes = [[], []], [0, 0]
 
     def _valid(self) -> npt.NDArray[np.intp]:
         """The slots of the valid tokens, in order (length,)."""
@@ -190,7 +197,7 @@ class GrownCache:
         valid = self._valid()
         self._grow(1, self.length)
         for tensor, source, target in zip(self._tensors, *self._sides, strict=True):
-            data = target.load()
+            data = target.blank()
             after = _shaped(tensor, data, self.length)
             np.take(_view(tensor, source, self.slots), valid, axis=1, out=after, mode="clip")
             target.store(data)
@@ -206,7 +213,7 @@ class GrownCache:
         if slots <= self._sizes[side]:
             return
         size = min(max(_FIRST_SLOTS, 2 * slots), self._limit)
-        self._sides[side] = []  # freed first
+        self._sides[side], self._sizes[side] = [], 0  # freed first
         self._sides[side] = [allocate(tensor, size, self._device) for tensor in self._tensors]
         self._sizes[side] = size
 

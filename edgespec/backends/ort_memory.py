@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from edgespec.backends.ort_graph import CacheTensor
+from edgespec.errors import ModelError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,8 +31,12 @@ class Block(Protocol):
         """Its bytes on the host: themselves where it lies there, else a copy."""
         ...
 
+    def blank(self) -> Bytes:
+        """As `load` for whoever overwrites what counts: nothing is copied from the device."""
+        ...
+
     def store(self, data: Bytes) -> None:
-        """Make the bytes that `load` gave, changed meanwhile, its contents."""
+        """Make the bytes that `load` or `blank` gave, changed meanwhile, its contents."""
         ...
 
 
@@ -57,6 +62,9 @@ class HostBlock:
     def load(self) -> Bytes:
         return self._data
 
+    def blank(self) -> Bytes:
+        return self._data
+
     def store(self, data: Bytes) -> None:
         pass
 
@@ -69,9 +77,13 @@ class CudaBlock(HostBlock):
     def __init__(self, nbytes: int) -> None:
         self._value = ort.OrtValue.ortvalue_from_numpy(np.zeros(nbytes, np.uint8), "cuda", 0)
         self._address = self._value.data_ptr()
+        self._nbytes = nbytes
 
     def load(self) -> Bytes:
         return np.array(self._value.numpy())
+
+    def blank(self) -> Bytes:
+        return np.empty(self._nbytes, np.uint8)
 
     def store(self, data: Bytes) -> None:
         self._value.update_inplace(data)
@@ -84,6 +96,7 @@ class ValueBlock:
         self._value = ort.OrtValue.ortvalue_from_shape_and_type(
             list(tensor.shape(tokens)), tensor.element, device, 0
         )
+        self._nbytes = tensor.token_bytes * tokens
 
     def bind_input(self, binding: Any, tensor: CacheTensor, tokens: int) -> None:  # noqa: ARG002
         binding.bind_ortvalue_input(tensor.past, self._value)
@@ -94,15 +107,28 @@ class ValueBlock:
     def load(self) -> Bytes:
         return np.array(self._value.numpy()).view(np.uint8).reshape(-1)
 
+    def blank(self) -> Bytes:
+        return np.empty(self._nbytes, np.uint8)
+
     def store(self, data: Bytes) -> None:
         value = self._value
         value.update_inplace(data.view(value.numpy().dtype).reshape(value.shape()))
 
 
 def allocate(tensor: CacheTensor, tokens: int, device: str) -> Block:
-    """Memory for `tokens` tokens of a cache tensor, on a device by ONNX Runtime's name."""
-    if device == "cpu":
-        return HostBlock(tensor.token_bytes * tokens)
-    if device == "cuda":
-        return CudaBlock(tensor.token_bytes * tokens)
-    return ValueBlock(tensor, tokens, device)
+    """Memory for `tokens` tokens of a cache tensor, on a device by ONNX Runtime's name.
+
+    Raises ModelError where there isn't as much.
+    """
+    nbytes = tensor.token_bytes * tokens
+    try:
+        if device == "cpu":
+            return HostBlock(nbytes)
+        if device == "cuda":
+            return CudaBlock(nbytes)
+        return ValueBlock(tensor, tokens, device)
+    except Exception as error:  # MemoryError, or ONNX Runtime's own, which share no class
+        raise ModelError(
+            f"there is no memory for a cache of {tokens} tokens ({nbytes / 1e6:.0f} MB for each "
+            "of its tensors): choose a smaller --ctx-size"
+        ) from error

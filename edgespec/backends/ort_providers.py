@@ -7,6 +7,8 @@ install, unless the CPU is allowed in its place; what was chosen for "auto" is a
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -18,6 +20,9 @@ import onnxruntime as ort
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
 
 CPU = "CPUExecutionProvider"
+
+logger = logging.getLogger("edgespec.onnx")
+logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,9 @@ def open_session(
         if reason:
             notes.append(f"{name} runs on the CPU: {reason}")
         label = chosen.label if key != "cpu" else f"CPU, {threads} thread{'s' * (threads != 1)}"
-        if share is not None and share[0] < share[1]:
+        if share is None and key != "cpu":
+            label += f" (not verified: ONNX Runtime {ort.__version__} doesn't tell)"
+        elif share is not None and share[0] < share[1]:
             label += f" ({share[0]} of {share[1]} operations, the others on the CPU)"
         return Opened(native, chosen, label, notes)
     advice = twice or DEVICES[device].install
@@ -134,8 +141,7 @@ def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -
     if device.provider != CPU:
         providers.append(CPU)
     if device.memory == "cuda" and hasattr(ort, "preload_dlls"):
-        with contextlib.suppress(Exception):  # CUDA's libraries may be found another way
-            ort.preload_dlls()
+        _preload()
     try:
         native = ort.InferenceSession(
             str(path), options, providers=providers, enable_fallback=False
@@ -145,6 +151,15 @@ def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -
     if device.provider not in native.get_providers():
         raise ModelError(f"{device.label} is installed but doesn't start (driver or libraries)")
     return native
+
+
+def _preload() -> None:
+    """Load CUDA's libraries. What it prints goes to the log, for stdout is the answer's."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
+        ort.preload_dlls()  # a failure isn't the end: they may be found another way
+    for line in filter(str.strip, said.getvalue().splitlines()):
+        logger.info("%s", line)
 
 
 def _share(native: Any, device: Device) -> tuple[int, int] | None:

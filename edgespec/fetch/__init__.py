@@ -48,8 +48,8 @@ def fetch(
     cache = cache_dir or default_cache_dir()
     if further := _further(spec):
         first = fetch(_alone(spec), progress=progress, cache_dir=cache)
-        for part in further:
-            fetch(part, progress=progress, cache_dir=cache)
+        for part in further:  # of the first file's commit, or a branch that moves would mix two
+            fetch(_pinned(part, hub.commit(first)), progress=progress, cache_dir=cache)
         return first
     try:
         if isinstance(spec.source, FileSource) and spec.sha256 is None:
@@ -94,6 +94,11 @@ def _further(spec: ModelSpec) -> list[ModelSpec]:
         replace(spec, source=replace(source, file=file, files=()), sha256=None, size_bytes=0)
         for file in source.files
     ]
+
+
+def _pinned(spec: ModelSpec, commit: str | None) -> ModelSpec:
+    assert isinstance(spec.source, HubSource)
+    return replace(spec, source=replace(spec.source, revision=commit or spec.source.revision))
 
 
 def _alone(spec: ModelSpec) -> ModelSpec:

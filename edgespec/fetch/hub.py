@@ -56,6 +56,15 @@ def checksum(path: Path) -> str | None:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def commit(path: Path) -> str | None:
+    """The commit that a cached file belongs to, by its place in the cache."""
+    try:
+        _, folder, found, *_ = path.relative_to(cache_dir()).parts
+    except ValueError:  # it lies elsewhere
+        return None
+    return found if folder == "snapshots" else None
+
+
 def discard(path: Path) -> None:
     """Drop a cached file that isn't what it should be, with the blob behind it."""
     if path.is_symlink():

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,9 +315,25 @@ def test_native_code_looks_at_the_flag_itself(
     assert np.allclose(session.forward([13]), reference.forward([*TEXT, 13]), atol=0.1)
 
 
+@pytest.fixture(params=["llama", "in place", "grown"])
+def native(
+    request: pytest.FixtureRequest, tiny: Path, folders: dict[str, Path]
+) -> Iterator[Callable[..., Model]]:
+    path = folders.get(request.param, tiny)
+    models = []
+
+    def make(cancel: CancelFlag | None = None) -> Model:
+        models.append(load_model(path, LoadOptions(threads=1), cancel or CancelFlag()))
+        return models[-1]
+
+    yield make
+    for model in models:
+        model.close()
+
+
 @pytest.mark.parametrize("token", [-1, 100_000, 2**40, -(2**40)])
-def test_an_id_outside_the_vocabulary(llama: Callable[..., Model], token: int) -> None:
-    session, reference = llama().session, llama().session
+def test_an_id_outside_the_vocabulary(native: Callable[..., Model], token: int) -> None:
+    session, reference = native().session, native().session
     session.forward(TEXT)
     with pytest.raises(ModelError):
         session.forward([3, token])
@@ -324,8 +341,8 @@ def test_an_id_outside_the_vocabulary(llama: Callable[..., Model], token: int) -
     assert np.allclose(session.forward([13]), reference.forward([*TEXT, 13]), atol=0.1)
 
 
-def test_a_snapshot_that_lies_about_its_length(llama: Callable[..., Model]) -> None:
-    session = llama().session
+def test_a_snapshot_that_lies_about_its_length(native: Callable[..., Model]) -> None:
+    session = native().session
     session.forward(TEXT)
     state = session.snapshot()
     with pytest.raises(ModelError):
@@ -335,18 +352,24 @@ def test_a_snapshot_that_lies_about_its_length(llama: Callable[..., Model]) -> N
     assert session.length == 0
 
 
-def test_a_snapshot_of_another_model(llama: Callable[..., Model], tmp_path: Path) -> None:
-    other = load_model(
-        write_tiny(tmp_path / "other.gguf", layers=3), LoadOptions(threads=1), CancelFlag()
-    )
-    other.session.forward(TEXT)
+@pytest.mark.parametrize("other", ["gguf", "onnx"])
+def test_a_snapshot_of_another_model(
+    other: str, native: Callable[..., Model], tmp_path: Path
+) -> None:
+    if other == "gguf":
+        path = write_tiny(tmp_path / "other.gguf", layers=3)
+    else:
+        path = write_tiny_onnx(tmp_path / "other", layers=3)
+    stranger = load_model(path, LoadOptions(threads=1), CancelFlag())
+    stranger.session.forward(TEXT)
     with pytest.raises(ModelError):
-        llama().session.restore(other.session.snapshot())
-    other.close()
+        native().session.restore(stranger.session.snapshot())
+    stranger.close()
 
 
-def test_closing_from_another_thread_in_the_middle_of_a_pass(llama: Callable[..., Model]) -> None:
-    model = llama()
+def test_closing_from_another_thread_in_the_middle_of_a_pass(native: Callable[..., Model]) -> None:
+    cancel = CancelFlag()
+    model = native(cancel)
     session = model.session
 
     def close_in_the_middle() -> None:
@@ -361,16 +384,20 @@ def test_closing_from_another_thread_in_the_middle_of_a_pass(llama: Callable[...
             session.forward(long_text(2000))
             session.rollback(0)
     thread.join()
+    assert not cancel.is_set()  # other sessions go on
     with pytest.raises(ModelError):
         session.forward([3])
 
 
-def test_what_is_dropped_is_freed(tiny: Path) -> None:
-    model = load_model(tiny, LoadOptions(threads=1), CancelFlag())
-    session = model.session
+@pytest.mark.parametrize("name", ["llama", "in place", "grown"])
+def test_what_is_dropped_is_freed(name: str, tiny: Path, folders: dict[str, Path]) -> None:
+    path = folders.get(name, tiny)
+    model = load_model(path, LoadOptions(threads=1), CancelFlag())
+    session: Any = model.session
     session.forward(TEXT)
-    gone = [weakref.ref(session), weakref.ref(session._model)]  # type: ignore[attr-defined]
-    del model
+    weights = session._model if name == "llama" else session._native
+    gone = [weakref.ref(session), weakref.ref(weights)]
+    del model, weights
     session.forward(TEXT)  # the context keeps its weights
     del session
     gc.collect()
