@@ -10,11 +10,14 @@ GGUF readers don't look; the session feeds rows of it (see `llama_narrow`). A mo
 its embeddings has the rows of its whole head as a second table behind that one: from it the tokens
 that occur in a text, and are likely to occur again, get a row while the text lasts. The keys below
 say which tokens the N are and what the tables look like.
+
+An ONNX graph has its embeddings and its head apart, so there a narrow head is a head of N rows, and
+KEPT (ids with commas between) and VOCAB_SIZE stand in the graph's metadata.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +132,25 @@ def read(header: GGUFHeader) -> NarrowHead | None:
             f"rewritten it): {_AGAIN}"
         )
     return NarrowHead(kept, embeddings, head)
+
+
+def read_metadata(
+    name: str, metadata: Mapping[str, str], rows: int
+) -> tuple[npt.NDArray[np.int32], int] | None:
+    """The tokens (N,) of an ONNX graph's head, and those in its whole vocabulary; None where its
+    head is whole. `rows`: numbers in a row of its logits. Raises ModelFormatError.
+    """
+    if KEPT not in metadata:
+        return None
+    try:
+        kept = np.array(metadata[KEPT].split(","), np.int32)
+        vocab_size = int(metadata[VOCAB_SIZE])
+    except (KeyError, ValueError, OverflowError):
+        kept, vocab_size = np.empty(0, np.int32), 0
+    fits = 0 < len(kept) == rows and kept[0] >= 0 and kept[-1] < vocab_size
+    if not (fits and (np.diff(kept) > 0).all()):
+        raise ModelFormatError(f"{name} is damaged: its head's tokens make no sense: {_AGAIN}")
+    return kept, vocab_size
 
 
 class TableRows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -69,7 +69,13 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """What to call it in messages and file names: the last part of its source."""
-        return self.source.rsplit("/", 1)[-1] if self.revision else self.path.name
+        return self.source.rsplit("/", 1)[-1] if self.revision else _folder_name(self.path)
+
+    @staticmethod
+    def name_of(name_or_path: str | Path) -> str:
+        """What `open(name_or_path).name` will be, before anything is fetched."""
+        folder = Path(name_or_path).expanduser()
+        return _folder_name(folder) if folder.exists() else str(name_or_path).rsplit("/", 1)[-1]
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -140,7 +146,27 @@ class Checkpoint:
         return hashes
 
 
+def refuse_other_tokens(
+    target: Checkpoint, draft: Checkpoint, ours: Sequence[str], theirs: Sequence[str]
+) -> None:
+    """Raises ExportError with the first id that means another text to the draft.
+
+    The runtime's rule: one list may be longer, but ids that both have mean the same.
+    """
+    for token, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            raise ExportError(
+                f"{draft.name} can't draft for {target.name}: token {token} is {b!r} there and "
+                f"{a!r} here; choose a draft of the same family."
+            )
+
+
 # ---------------------------------------------------------------------------- on this machine
+
+
+def _folder_name(path: Path) -> str:
+    """Also of `.` and `..`, which are no names; a link's own name, not what it points to."""
+    return path.resolve().name if path.name in ("", "..") else path.name
 
 
 def _folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A drafter cut out of a model that is already a GGUF file.
+"""A drafter cut out of a model: a GGUF file here, an ONNX folder in `onnx_draft`.
 
 Invariant: the file that appears is whole and drafts what it should: it was opened by llama.cpp, and
 where its head is narrow, its rows and its table were found to mean the same tokens.
@@ -7,16 +7,18 @@ where its head is narrow, its rows and its table were found to mean the same tok
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from edgespec.backends import fingerprint
 from edgespec.errors import ConfigError, ExportError
-from edgespec.exporters import gguf_quant, head, layers
+from edgespec.exporters import gguf_quant, head, layers, onnx_draft
 from edgespec.exporters.cut import Rewrite, write
-from edgespec.exporters.head import Ids
+from edgespec.exporters.head import Counts, Ids
 from edgespec.exporters.progress import Report, silent
+from edgespec.exporters.quantise import file_type
 from edgespec.exporters.staging import stage
 from edgespec.gguf import GGUFHeader, read_header
 
@@ -32,7 +34,7 @@ class Variant:
     Attributes:
         blocks: which blocks to keep, ascending.
         kept: which tokens the head keeps, ascending.
-        quant: a type of llama.cpp's quantiser, as in `q4_0`.
+        quant: a type of llama.cpp's quantiser, as in `q4_0`; of an ONNX model int4 or int8.
     """
 
     blocks: tuple[int, ...] | None = None
@@ -40,13 +42,94 @@ class Variant:
     quant: str | None = None
 
 
-def open_source(path: Path) -> GGUFHeader:
-    """The header of a file to cut from. Raises ExportError for one that can't be cut."""
+class Ablation(Protocol):
+    """A model read without some of its blocks."""
+
+    def change(self, without: frozenset[int]) -> float: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A model to cut from.
+
+    Attributes:
+        blocks: how many it has.
+        suffix: what the name of a drafter made from it ends in.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    def check_quant(self, quant: str) -> None:
+        """Raises ConfigError where the weights can't be stored so."""
+        ...
+
+    def frequent(self, counts: Counts, number: int, always: Iterable[int]) -> Ids:
+        """The tokens to keep in a narrow head; see `head.frequent`."""
+        ...
+
+    def ablation(self, tokens: Sequence[int], threads: int | None) -> Ablation:
+        """What leaving out blocks does to a text."""
+        ...
+
+
+@dataclass(frozen=True)
+class GGUFSource:
+    """See `Source`."""
+
+    header: GGUFHeader
+    suffix: str = ".gguf"
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @property
+    def blocks(self) -> int:
+        return layers.count(self.header)
+
+    def check_quant(self, quant: str) -> None:
+        """See `Source`."""
+        file_type(quant)
+
+    def frequent(self, counts: Counts, number: int, always: Iterable[int]) -> Ids:
+        """See `Source`."""
+        return head.frequent(self.header, counts, number, always)
+
+    def ablation(self, tokens: Sequence[int], threads: int | None) -> Ablation:
+        """See `Source`."""
+        from edgespec.backends import LoadOptions
+        from edgespec.backends.llama_blocks import Ablation
+        from edgespec.session import CancelFlag
+
+        return Ablation(self.path, tokens, LoadOptions(threads=threads), CancelFlag())
+
+
+def open_source(path: Path) -> Source:
+    """A model to cut from: a GGUF file, or a folder or file with an ONNX model.
+
+    Raises ConfigError, ExportError for one that can't be cut.
+    """
+    onnx = onnx_draft.source_at(path)
+    if onnx is not None:
+        return onnx
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        raise ConfigError(
+            f"{path} is a checkpoint: make a model of it with `edgespec export gguf` or `edgespec "
+            "export onnx`, and cut that"
+        )
     header = read_header(path)
     if int(str(header.metadata.get("split.count", 0))) > 1:
         raise ExportError(f"{path.name} is a part of a model: merge its parts into one file first.")
     layers.count(header)
-    return header
+    return GGUFSource(header)
 
 
 def make(
@@ -62,7 +145,13 @@ def make(
 
     Raises ConfigError where nothing is to be changed, ExportError where it can't be done.
     """
-    header = open_source(source)
+    opened = open_source(source)
+    if not isinstance(opened, GGUFSource):
+        assert isinstance(opened, onnx_draft.OnnxSource)
+        return onnx_draft.make(
+            opened, destination, variant, report=report, threads=threads, overwrite=overwrite
+        )
+    header = opened.header
     if destination.exists() and destination.samefile(source):
         raise ConfigError(f"{destination} is the model itself: write the drafter somewhere else")
     rewrite = Rewrite(header)
@@ -92,7 +181,8 @@ def make(
         if quant is not None:
             plain, made = made, work.folder / "quantised.gguf"
             weights = sum(math.prod(t.shape) for t in read_header(plain).tensors)
-            gguf_quant.quantise(plain, made, quant, int(weights * quant.bits / 8), report)
+            expected = int(weights * quant.bits / 8)
+            gguf_quant.quantise(plain, made, quant, expected, report, threads)
         if variant.kept is not None:
             report("storing what the whole vocabulary needs")
             head.append_tables(made, header)

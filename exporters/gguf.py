@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 
+from edgespec.errors import ExportError
 from edgespec.exporters import gguf_families as families
 from edgespec.exporters import gguf_tensors, manifest
 from edgespec.exporters.checkpoint import Checkpoint
@@ -74,7 +75,9 @@ def export(
     Raises ExportError for a checkpoint that can't be exported faithfully, before any work where
     that can be told from its config and its tensors' names.
     """
-    refuse_existing(out, overwrite)
+    refuse_existing(out, overwrite, checkpoint.shards)
+    if out.is_dir():
+        raise ExportError(f"{out} is a folder; name the file to write.")
     record = manifest.beside(out)
     plain = _plain(checkpoint) if quant.plain is None else quant.plain
     source = None if converter is not None else _read(checkpoint, plain)
@@ -120,6 +123,16 @@ def export(
 def vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """The tokens a checkpoint's file will have. Raises ExportError as `export` does."""
     return read_vocabulary(checkpoint, _read(checkpoint, _plain(checkpoint)).plan.embedding_rows)
+
+
+def estimate(checkpoint: Checkpoint, quant: Quant) -> str:
+    """What an export will come to, in half a sentence."""
+    need = disk_bytes(checkpoint, quant)
+    size = need if quant.plain is not None else _quantised_bytes(checkpoint, quant)
+    return (
+        f"{checkpoint.name} as {quant.name}: about {human_bytes(size)}, and {human_bytes(need)} of "
+        "disk while it is made"
+    )
 
 
 def disk_bytes(checkpoint: Checkpoint, quant: Quant) -> int:

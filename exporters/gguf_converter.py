@@ -12,9 +12,10 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.gguf_sentencepiece import NORMAL
 from edgespec.exporters.gguf_tensors import Type
 from edgespec.exporters.gguf_tokenizer import Words
-from edgespec.exporters.gguf_vocabulary import read_vocabulary
+from edgespec.exporters.gguf_vocabulary import UNREAD, Vocabulary, read_vocabulary
 from edgespec.exporters.progress import Report
 from edgespec.exporters.staging import Stage
 from edgespec.gguf import StringArray, read_header
@@ -39,10 +40,20 @@ def convert_with(
     tokens = read_header(path).metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):
         raise ExportError(f"{script.name} wrote a file without a vocabulary.")
-    vocabulary = read_vocabulary(checkpoint, len(tokens))
-    words = Words(vocabulary, "", {}, {}, None)
+    words = Words(_vocabulary(checkpoint, tokens), "", {}, {}, None)
     words.notes.append(f"it was converted by {script}, not by edgespec")
     return path, words
+
+
+def _vocabulary(checkpoint: Checkpoint, tokens: StringArray) -> Vocabulary:
+    """As the checkpoint has it, or, where we can't read that, as the script wrote it."""
+    try:
+        return read_vocabulary(checkpoint, len(tokens))
+    except ExportError as error:
+        written = [token.decode("utf-8", "replace") for token in tokens]
+        note = f"its ids were not compared with the checkpoint's: {str(error).rstrip('.')}"
+        types = [NORMAL] * len(written)
+        return Vocabulary(UNREAD, written, types, None, [], None, None, [], [note])
 
 
 def _run(script: Path, checkpoint: Checkpoint, plain: Type, path: Path, report: Report) -> None:

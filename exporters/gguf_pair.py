@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.errors import ExportError
 from edgespec.exporters import gguf, manifest
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, refuse_other_tokens
 from edgespec.exporters.gguf import Result
 from edgespec.exporters.gguf_quant import Quant
 from edgespec.exporters.gguf_sentencepiece import UNUSED
@@ -34,8 +33,8 @@ def export_pair(
 
     A run that was stopped after the target was done goes on with the draft.
     """
-    refuse_existing(out, overwrite)
     models = (target, draft)
+    refuse_existing(out, overwrite, [*target.shards, *draft.shards])
     vocabularies = [gguf.vocabulary(model) for model in models]  # refuses unknown families too
     require_same_tokens(models, vocabularies)
     wanted = [gguf.wanted(model, quant) for model, quant in zip(models, quants, strict=True)]
@@ -75,13 +74,14 @@ def require_same_tokens(
     models: tuple[Checkpoint, Checkpoint], vocabularies: list[Vocabulary]
 ) -> None:
     """Raises ExportError with the first id that means another text to the draft."""
-    columns = [zip(words.tokens, words.types, strict=True) for words in vocabularies]
-    for token, (ours, theirs) in enumerate(zip(*columns, strict=False)):
-        if ours[0] != theirs[0] and UNUSED not in (ours[1], theirs[1]):
-            raise ExportError(
-                f"{models[1].name} can't draft for {models[0].name}: token {token} is "
-                f"{theirs[0]!r} there and {ours[0]!r} here; choose a draft of the same family."
-            )
+    target, draft = models
+    refuse_other_tokens(target, draft, *(_used(words) for words in vocabularies))
+
+
+def _used(words: Vocabulary) -> list[str]:
+    """The tokens up to the last that isn't padding, which are those that the runtime compares."""
+    used = [token for token, kind in enumerate(words.types) if kind != UNUSED]
+    return words.tokens[: used[-1] + 1 if used else None]
 
 
 def _earlier(path: Path) -> Result:

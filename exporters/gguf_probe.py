@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.exporters.gguf_vocabulary import Vocabulary
+from edgespec.exporters.gguf_vocabulary import UNREAD, Vocabulary
 
 Encode = Callable[[str], list[int]]
 
@@ -66,6 +66,8 @@ class Reference:
 
 def reference(vocabulary: Vocabulary, folder: Path) -> Reference | None:
     """The checkpoint's tokenizer as its publisher runs it; None where nothing here can run it."""
+    if vocabulary.kind == UNREAD:
+        return None
     if vocabulary.json is not None:
         from tokenizers import Tokenizer
 

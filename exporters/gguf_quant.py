@@ -65,13 +65,21 @@ def file_type(plain: gguf.GGMLQuantizationType) -> int:
     return int(_FILE_TYPES[plain])
 
 
-def quantise(source: Path, destination: Path, wanted: Quant, expected: int, report: Report) -> None:
+def quantise(
+    source: Path,
+    destination: Path,
+    wanted: Quant,
+    expected: int,
+    report: Report,
+    threads: int | None = None,
+) -> None:
     """Write `source` again with its matrices as `wanted`; `expected`: about how many bytes.
 
-    Raises ExportError with llama.cpp's reason where it gives up.
+    threads: None is the usable CPUs. Raises ExportError with llama.cpp's reason where it gives up.
     """
     code = "import sys; from edgespec.exporters.gguf_quant import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(source), str(destination), wanted.name]
+    command.append(str(threads or 0))
     stage = f"quantising to {wanted.name}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -106,9 +114,9 @@ def main() -> int:
     """The other process: quantise, and say on stderr what went wrong."""
     from edgespec.exporters import quantise as own
 
-    source, destination, name = sys.argv[1:]
+    source, destination, name, threads = sys.argv[1:]
     try:
-        own.quantise(Path(source), Path(destination), name)
+        own.quantise(Path(source), Path(destination), name, threads=int(threads) or None)
     except EdgespecError as error:
         print(_reason(str(error).split(": ", 1)[-1]), file=sys.stderr)
         return 1

@@ -24,6 +24,8 @@ from edgespec.exporters.gguf_sentencepiece import (
     read_sentencepiece,
 )
 
+UNREAD = "unread"  # the kind of a vocabulary that only another program understands
+
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -46,7 +48,7 @@ class Vocabulary:
     """What a GGUF file says of its tokens.
 
     Attributes:
-        kind: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+        kind: "gpt2" (byte-level BPE), "llama" (SentencePiece) or `UNREAD`.
         tokens, types, scores: by id; scores is None for "gpt2".
         merges: for "gpt2", the earlier the sooner.
         adds_space: for "llama": whether the model's own tokenizer puts a space before a text.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 import gguf
@@ -50,18 +50,24 @@ def frequent(header: GGUFHeader, counts: Counts, number: int, always: Iterable[i
         if tokens[token] and tokens[token] in template:
             must.add(token)
     real = np.flatnonzero(types != _UNUSED)
+    return select(header.path.name, must, real.tolist(), counts, number)
+
+
+def select(name: str, must: Set[int], real: Sequence[int], counts: Counts, number: int) -> Ids:
+    """The `number` tokens to keep of the `real` ones (ascending): see `frequent`."""
     if not len(must) < number < len(real):
         raise ConfigError(
-            f"a head of {number} tokens is no selection from {header.path.name}: choose from "
+            f"a head of {number} tokens is no selection from {name}: choose from "
             f"{len(must) + 1} to {len(real) - 1} with --vocab"
         )
     kept = dict.fromkeys(must)
+    known = set(real)
     # Of tokens seen as often, the lower id: it was the more frequent elsewhere.
     by_count = sorted(counts, key=lambda token: (-counts[token], token))
-    for token in (*by_count, *real.tolist()):
+    for token in (*by_count, *real):
         if len(kept) == number:
             break
-        if token < len(types) and types[token] != _UNUSED:
+        if token in known:
             kept[token] = None
     return np.sort(np.fromiter(kept, np.int32))
 

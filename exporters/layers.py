@@ -92,6 +92,13 @@ def least_missed(
     return tuple(block for block in range(blocks) if block not in without)
 
 
+def tries(blocks: int, number: int) -> int:
+    """How often `least_missed` asks for a change."""
+    if number >= blocks:
+        return blocks - 1
+    return blocks - 1 + sum(min(_TRIED, left) for left in range(number, blocks - 1))
+
+
 def keep(draft: Rewrite, kept: Sequence[int]) -> None:
     """Leave out every block but the `kept`, ascending."""
     header = draft.header

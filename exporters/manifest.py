@@ -18,9 +18,8 @@ from edgespec import __version__
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.progress import Report, silent
+from edgespec.exporters.staging import MANIFEST_SUFFIX
 from edgespec.fetch.sources import file_sha256
-
-SUFFIX = ".manifest.json"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,9 @@ class Manifest:
 
 def beside(result: Path) -> Path:
     """Where the manifest of a result (a file, or a folder) goes: in the folder, or next to it."""
-    return result / f"edgespec{SUFFIX}" if result.is_dir() else Path(f"{result}{SUFFIX}")
+    if result.is_dir():
+        return result / f"edgespec{MANIFEST_SUFFIX}"
+    return Path(f"{result}{MANIFEST_SUFFIX}")
 
 
 def describe(
@@ -114,6 +115,21 @@ def describe(
         dict(parity),
         notes,
     )
+
+
+def describe_drafter(
+    source: Path, model_format: str, folder: Path, *, options: Mapping[str, Any]
+) -> Manifest:
+    """The manifest of a drafter that was cut out of a model into `folder`.
+
+    It names every file, so that the folder may be replaced later.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    written = {
+        path.name: {"sha256": file_sha256(path, lambda *_: None), "size_bytes": path.stat().st_size}
+        for path in files
+    }
+    return Manifest(model_format, str(source), None, {}, written, options, tool_versions(), {})
 
 
 def tool_versions(*distributions: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import onnx_ir as ir
 
 from edgespec.errors import ExportError
+from edgespec.exporters.checkpoint import Checkpoint
 
 # Text models the builder has a class for; those for pictures and sound are left out, and so are
 # mixtures of experts, whose weights it stores as one tensor a layer.
@@ -48,7 +49,7 @@ def knows(architecture: str) -> bool:
 def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[ir.Model, Any]:
     """The graph of a torch model, and the builder, which `write_config` needs.
 
-    half: activations and cache in float16.
+    half: activations and cache in float16. Raises ExportError where the builder fails.
     """
     from onnxruntime_genai.models import builders
 
@@ -68,7 +69,7 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
 
     # The builder shares an embedding by turning it round each time the model is loaded.
     options = {"shared_embeddings": False, "hf_token": "false", "hf_remote": False}
-    with _quiet():
+    with _as_sentence(architecture), _quiet():
         made = Builder(config, number, number, provider, str(folder), options)
         if architecture == "Gemma3ForCausalLM":
             made.model_type = "gemma3_text"
@@ -77,11 +78,25 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
     return made.model, made
 
 
-def write_config(made: Any, checkpoint: Path, folder: Path) -> None:
+def write_config(made: Any, checkpoint: Checkpoint, folder: Path) -> None:
     """genai_config.json, by which onnxruntime-genai knows the folder."""
-    with _quiet():
+    with _as_sentence(checkpoint.name), _quiet():
         made.ep = "cpu"  # the provider is the reader's choice
-        made.make_genai_config(str(checkpoint), {}, str(folder))
+        made.make_genai_config(str(checkpoint.path), {}, str(folder))
+
+
+@contextlib.contextmanager
+def _as_sentence(what: str) -> Iterator[None]:
+    """The builder's errors are of any type."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0].rstrip(".")
+        raise ExportError(
+            f"onnxruntime-genai can't build {what}: {reason}; use --portable."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import ExportError
 from edgespec.exporters import manifest, onnx
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, refuse_other_tokens
 from edgespec.exporters.onnx import Result, Style
-from edgespec.exporters.parity import differing_ids
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
 
@@ -30,9 +28,9 @@ def export_pair(
     report: Report = silent,
 ) -> list[Result]:
     """Write both to `out`/target and `out`/draft. Raises ExportError as `onnx.export` does."""
-    refuse_existing(out, overwrite)
-    onnx.require_extra(style)
     models = (target, draft)
+    refuse_existing(out, overwrite, [*target.shards, *draft.shards])
+    onnx.require_extra(style)
     plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
     _require_same_tokens(target, draft)
     wanted = {"format": "onnx pair"}
@@ -58,9 +56,5 @@ def export_pair(
 def _require_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
     from edgespec.exporters import onnx_text
 
-    ids = [onnx_text.probe_ids(onnx_text.load(model)) for model in (target, draft)]
-    if where := differing_ids(*ids):
-        raise ExportError(
-            f"{draft.name} can't draft for {target.name}: they don't share their tokens (first "
-            f"difference in {where})."
-        )
+    vocabularies = [onnx_text.tokens(onnx_text.load(model)) for model in (target, draft)]
+    refuse_other_tokens(target, draft, *vocabularies)

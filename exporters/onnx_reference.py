@@ -22,18 +22,26 @@ from edgespec.platform import usable_cpus
 def load(checkpoint: Checkpoint) -> Any:
     """The model, its weights as they are stored. Runs no code of the checkpoint's own.
 
-    Raises ExportError where transformers can't load it.
+    Raises ExportError where transformers can't load it, or finds no value for one of its weights.
     """
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(usable_cpus())
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, dtype="auto", trust_remote_code=False, local_files_only=True
-        )
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path, dtype="auto", trust_remote_code=False, local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
     except Exception as error:  # whatever its many parts raise
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
+    # It makes up what it doesn't find, and both sides of the gate would be made up alike.
+    unfit = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    for names, what in ((found["missing_keys"], "no"), (unfit, "no fitting")):
+        if names:
+            raise ExportError(
+                f"{checkpoint.name} isn't whole: it holds {what} {min(names)}; download it again."
+            )
     return loaded.eval()
 
 

@@ -49,6 +49,12 @@ def load(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
+def tokens(tokenizer: Any) -> list[str]:
+    """The text of each id; gaps are called as GGUF files and the runtime call them."""
+    texts = {number: text for text, number in tokenizer.get_vocab().items()}
+    return [texts.get(number, f"[PAD{number}]") for number in range(max(texts, default=-1) + 1)]
+
+
 def probe_ids(tokenizer: Any) -> Ids:
     """The ids of every probe text, and of one made of the model's own control tokens."""
     return {

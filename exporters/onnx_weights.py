@@ -36,11 +36,13 @@ INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations in 8 bits, sums
 class Quantised:
     """What became of a graph's weights.
 
-    aliases: stored tensor -> the one whose bytes it is. kept: products left as floats.
+    aliases: stored tensor -> the one whose bytes it is. kept: what was left as floats although it
+    is multiplied by, or embeds. numbers: of the matrices that were quantised, each counted once.
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
+    numbers: int = 0
 
 
 def quantise(
@@ -77,6 +79,7 @@ def quantise(
             matrix = tensor(weight)
             made = onnx_blocks.pack(matrix if turned else matrix.T, bits, block, count)
             packed[weight.name] = _stored(graph, weight.name, made)
+            outcome.numbers += rows * columns
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         new = ir.node(
             "MatMulNBits",
@@ -95,6 +98,7 @@ def quantise(
         elif own:
             made = onnx_blocks.pack(tensor(table), bits, block, count)
             made = replace_fields(made, data=made.data.reshape(len(made.data), -1))
+            outcome.numbers += math.prod(shape_of(table))  # which the next line forgets
             _gather(graph, ends.embedding, _stored(graph, table.name, made), bits, block)
         else:
             # The same bytes as the head's, seen as rows.

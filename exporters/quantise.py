@@ -1,6 +1,7 @@
 """Weights stored in fewer bits, by llama.cpp's own quantiser.
 
-Invariant: a type is known to the llama.cpp that is installed, or refused before any work.
+Invariant: a type is one that the installed llama.cpp can make of weights alone, or it is refused
+before any work.
 """
 
 from __future__ import annotations
@@ -11,14 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ConfigError, ExportError
+from edgespec.platform import usable_cpus
+
+# llama.cpp refuses these when it is at work: without an importance matrix, and for whole files.
+_NEED_A_MATRIX = set(
+    "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m iq3_xxs iq3_xs q2_k_s".split()
+)  # fmt: skip
+_NOT_ALONE = {"nvfp4"}
 
 
 def file_type(name: str) -> int:
-    """llama.cpp's number of a type such as `q4_0`. Raises ConfigError for an unknown one."""
-    known = _file_types()
-    if name.lower() not in known:
+    """llama.cpp's number of a type such as `q4_0`.
+
+    Raises ConfigError for an unknown one, and for one that needs more than the weights.
+    """
+    name, known = name.lower(), _file_types()
+    if name in _NEED_A_MATRIX:
+        raise ConfigError(
+            f"{name} needs an importance matrix, which isn't made here: choose another type"
+        )
+    if name not in known:
         raise ConfigError(f"llama.cpp has no type {name}: choose from {', '.join(known)}")
-    return known[name.lower()]
+    return known[name]
 
 
 def quantise(source: Path, destination: Path, kind: str, *, threads: int | None = None) -> None:
@@ -31,7 +46,7 @@ def quantise(source: Path, destination: Path, kind: str, *, threads: int | None 
     from edgespec.backends.llama import start_backend
 
     params: Any = lib.llama_model_quantize_default_params()
-    params.nthread = threads or os.cpu_count() or 1
+    params.nthread = threads or usable_cpus()
     params.ftype = file_type(kind)
     params.allow_requantize = True
     log = start_backend()
@@ -43,4 +58,5 @@ def _file_types() -> dict[str, int]:
     import llama_cpp.llama_cpp as lib
 
     named = ((re.fullmatch(r"LLAMA_FTYPE_(?:MOSTLY|ALL)_(\w+)", key), key) for key in dir(lib))
-    return {match[1].lower(): getattr(lib, key) for match, key in named if match}
+    types = {match[1].lower(): getattr(lib, key) for match, key in named if match}
+    return {n: number for n, number in types.items() if n not in _NEED_A_MATRIX | _NOT_ALONE}

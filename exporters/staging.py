@@ -2,9 +2,10 @@
 
 Invariant: whatever ends an export early, nothing appears under a final name, and what was there
 before is still there. Work happens in a folder beside the destination, so publishing is one
-rename on one disk. A run that was stopped leaves that folder behind only when a finished step in
+rename on one disk. A folder is replaced only if everything in it is an export's. A run that was
+stopped, or ran into trouble with the disk, leaves its working folder behind when a finished step in
 it is worth keeping; the next run for the same destination goes on from it if it is asked for the
-same thing, and clears it away otherwise.
+same thing, and clears it away otherwise. What failed its check is never gone on from.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from edgespec.errors import ExportError
+from edgespec.errors import EdgespecError, ExportError
 from edgespec.fetch.sources import human_bytes
 from edgespec.platform import lock_file
 
+MANIFEST_SUFFIX = ".manifest.json"
+
 _STATE = "steps.json"
 _SPARE_BYTES = 50_000_000  # left free: a disk filled to the last byte breaks other programs
+_SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # there because somebody looked
+
+
+class DiskError(ExportError):
+    """Trouble with the disk: what was finished before it is good."""
 
 
 class Stage:
@@ -62,6 +70,8 @@ class Stage:
         for made, destination in results.items():
             _flush(made)
             folder = destination.is_dir() and not destination.is_symlink()
+            if folder and (stranger := _stranger(destination)) is not None:  # since we began
+                raise DiskError(f"{destination} holds {stranger} now; take it out and try again.")
             if folder or (made.is_dir() and destination.exists()):
                 old = self.folder / f"replaced-{destination.name}"
                 destination.replace(old)  # one rename puts a file over a file, and no more
@@ -99,17 +109,57 @@ def stage(
             require_space(folder, need_bytes - already)
             current = Stage(folder, fingerprint, finished)
             yield current
-        except BaseException:
-            if not (folder / _STATE).is_file():
+        except BaseException as error:
+            refused = isinstance(error, EdgespecError) and not isinstance(error, DiskError)
+            if refused or not (folder / _STATE).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def refuse_existing(destination: Path, overwrite: bool) -> None:
-    """Raises ExportError where `destination` exists and may not be replaced."""
-    if destination.exists() and not overwrite:
+def refuse_existing(destination: Path, overwrite: bool, sources: Sequence[Path] = ()) -> None:
+    """Raises ExportError where `destination` exists and may not be replaced.
+
+    sources: files it is made from, which it may neither be nor hold.
+    """
+    with _os_errors(destination):
+        if not destination.exists():
+            return
+        places = (path for source in sources for path in (source, *source.absolute().parents))
+        holds = any(destination.samefile(path) for path in places)
+        stranger = _stranger(destination) if destination.is_dir() else None
+    if holds:
+        raise ExportError(
+            f"{destination} is what is to be exported, or holds it; choose another place."
+        )
+    if stranger is not None:
+        raise ExportError(
+            f"{destination} holds {stranger}, which is no part of an export; choose another folder."
+        )
+    if not overwrite:
         raise ExportError(f"{destination} exists already; --force replaces it.")
+
+
+def _stranger(folder: Path) -> str | None:
+    """What is in a folder and named by no manifest in it; None where all is an export's."""
+    try:
+        entries = [path for path in folder.iterdir() if path.name not in _SYSTEM_FILES]
+        named: set[str] = set()
+        for path in entries:
+            if path.name.endswith(MANIFEST_SUFFIX):
+                outputs = json.loads(path.read_text(encoding="utf-8"))["output_files"]
+                named |= {path.name, *outputs}
+    except (OSError, ValueError, LookupError, TypeError):
+        return "something that can't be read"
+    for path in entries:
+        if path.name in named:
+            continue
+        if path.is_symlink() or not path.is_dir():
+            return path.name
+        inside = _stranger(path) if any(path.iterdir()) else ""
+        if inside is not None:
+            return f"{path.name}/{inside}"
+    return None
 
 
 def require_space(folder: Path, need_bytes: int) -> None:
@@ -117,7 +167,7 @@ def require_space(folder: Path, need_bytes: int) -> None:
     existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if need_bytes > 0 and free < need_bytes + _SPARE_BYTES:
-        raise ExportError(
+        raise DiskError(
             f"This needs {human_bytes(need_bytes)} on the disk of {existing}, where "
             f"{human_bytes(free)} is free; make room, or choose a place on another disk."
         )
@@ -184,7 +234,7 @@ def _os_errors(destination: Path) -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         reason = error.strerror or error
-        raise ExportError(f"Can't write {destination}: {reason}{where}.") from error
+        raise DiskError(f"Can't write {destination}: {reason}{where}.") from error
 
 
 def _final(folder: Path) -> str:

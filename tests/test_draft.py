@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -154,6 +155,13 @@ def test_an_ablation_needs_some_text(whole: Path) -> None:
         Ablation(whole, TEXT[:50], OPTIONS, CancelFlag())
 
 
+def test_a_vocabulary_that_would_end_the_process_is_refused_first(tmp_path: Path) -> None:
+    tokens, types = spm_vocabulary()
+    twins = write_tiny(tmp_path / "twins.gguf", tokens=[*tokens[:-1], tokens[-2]], types=types)
+    with pytest.raises(ModelFormatError, match="the same token twice"):
+        Ablation(twins, TEXT, OPTIONS, CancelFlag())
+
+
 def test_the_least_missed_blocks_go_one_by_one() -> None:
     asked: list[frozenset[int]] = []
 
@@ -169,6 +177,10 @@ def test_the_least_missed_blocks_go_one_by_one() -> None:
     assert layers.least_missed(change, 5, 3) == (0, 2, 4)
     assert layers.least_missed(change, 5, 1) == (0,)
     assert not any(0 in without for without in asked)
+    for blocks, number in ((5, 5), (5, 4), (5, 2), (12, 1), (12, 5)):
+        asked.clear()
+        layers.least_missed(lambda w: asked.append(w) or float(sum(w)), blocks, number)
+        assert len(asked) == layers.tries(blocks, number)
 
 
 def test_what_a_file_says_of_each_block_is_cut_too(tmp_path: Path) -> None:
@@ -710,6 +722,7 @@ def test_the_command_makes_measures_and_says_what_pays(
         ([], "nothing is to be cut"),
         (["--layers", "first:9"], "9 of 4 blocks"),
         (["--quant", "q9"], "no type q9"),
+        (["--quant", "iq2_m"], "iq2_m needs an importance matrix"),
         (["--vocab", "2"], "a head of 2 tokens"),
         (["--vocab", "100", "--sample", "nowhere.txt"], "can't read nowhere.txt"),
     ],
@@ -742,6 +755,123 @@ def test_a_small_model_drafts_narrowly_for_a_larger_one(
     assert kept is not None
     letters = {letter: tokens.index(letter.encode()) in kept.kept for letter in "somewrd▁Z"}
     assert letters == {**dict.fromkeys("somewrd▁", True), "Z": False}
+
+
+def test_several_drafters_need_a_folder_and_it_is_asked_for_first(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out"
+    file.write_text("mine")
+    two = ["--vocab", "200", "--vocab", "100", "--max-tokens", "2", "--threads", "1"]
+    for out, said in ((file, "is a file: 2 drafters need a folder"), (file / "deep", "can't make")):
+        assert main(["draft", str(whole), str(out), *two]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and said in lines[0]  # no answers before it
+    assert file.read_text() == "mine"
+    # One that can't be made leaves no folder behind either.
+    assert main(["draft", str(whole), str(tmp_path / "new" / "x.gguf"), "--vocab", "2"]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole.gguf"]
+
+
+def test_neither_the_target_nor_what_is_cut_is_written_over(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = write_tiny(tmp_path / "small.gguf", layers=2)
+    before = whole.read_bytes()
+    asked = ["--from", str(small), "--layers", "first:1", "--no-measure", "--force"]
+    assert main(["draft", str(whole), str(whole), *asked]) == 1
+    assert "is what is to be exported" in capsys.readouterr().err
+    assert whole.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes that have names")
+def test_a_folder_of_samples_may_hold_what_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.commands.draft import _pieces
+
+    opened = Path.open
+
+    def closed(path: Path, *args: Any, **named: Any) -> Any:
+        if path.name == "secret.md":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", closed)
+    (tmp_path / "secret.md").touch()
+    (tmp_path / "a.md").write_text("some words", encoding="utf-8")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    (tmp_path / "linked.md").symlink_to(tmp_path / "a.md")
+    assert list(_pieces([tmp_path])) == ["some words", "some words"]
+    with pytest.raises(ConfigError, match="can't read"):  # but one that is named is meant
+        list(_pieces([tmp_path / "gone"]))
+
+
+def test_the_threads_reach_the_quantiser(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp.llama_cpp as lib
+
+    from edgespec.exporters import gguf_quant, quantise
+
+    native, used = lib.llama_model_quantize, []
+
+    def counted(source: bytes, destination: bytes, params: Any) -> int:
+        used.append(params.nthread)
+        return int(native(source, destination, params))
+
+    monkeypatch.setattr(lib, "llama_model_quantize", counted)
+    monkeypatch.setattr(quantise, "usable_cpus", lambda: 2)  # of 64, in a container
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    started: list[list[str]] = []
+    popen = subprocess.Popen
+
+    def here(command: list[str], **options: Any) -> Any:
+        """The other process's work in this one, and a process that has nothing to do."""
+        started.append(command)
+        monkeypatch.setattr(sys, "argv", ["-c", *command[3:]])
+        assert gguf_quant.main() == 0
+        return popen([sys.executable, "-c", ""], **options)
+
+    monkeypatch.setattr(gguf_quant.subprocess, "Popen", here)
+    make(whole, tmp_path / "one.gguf", Variant(quant="q8_0"), threads=1)
+    make(whole, tmp_path / "usable.gguf", Variant(quant="q8_0"))
+    assert used == [1, 2] and len(started) == 2
+
+
+def test_the_best_is_registered_if_it_pays(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgespec import trial
+    from edgespec.registry import load_registry
+
+    own = tmp_path / "config" / "models.toml"
+    monkeypatch.setattr("edgespec.exporters.register.user_models_file", lambda: own)
+    gain = 0.9
+
+    def judged(name: str, nbytes: int, *rest: Any) -> Trial:
+        found = tried(name, nbytes, *rest)
+        return replace(found, choice=Choice(4, gain + 0.5 * ("first3" in name)))
+
+    monkeypatch.setattr(trial, "tried", judged)
+    command = ["draft", str(whole), str(tmp_path / "out"), "--layers", "first:2", "--layers"]
+    command += ["first:3", "--max-tokens", "4", "--threads", "1", "--register", "tiny"]
+    assert main([*command, "--no-measure"]) == 1
+    assert "leave out --no-measure" in capsys.readouterr().err
+    gain = 0.2
+    assert main(command) == 0
+    assert "nothing was registered" in capsys.readouterr().err and not own.exists()
+    gain = 0.9
+    assert main([*command, "--force"]) == 0
+    assert "registered as tiny in" in capsys.readouterr().err
+    pair = load_registry(own).pair("tiny")
+    drafter = tmp_path / "out" / "whole-first3.gguf"
+    assert pair.target.size_bytes == whole.stat().st_size
+    assert [model.size_bytes for model in pair.models][1:] == [drafter.stat().st_size]
+    assert pair.drafters[0] == "lookup"
+    assert main([*command, "--force"]) == 1  # before any work
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_making_drafters_needs_no_gguf_library_at_run_time() -> None:

@@ -15,12 +15,12 @@ import pytest
 import tiny_checkpoint as tiny
 from hub_server import COMMIT, HubServer
 
-from edgespec.errors import ConfigError, ExportError
+from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
 from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.manifest import Manifest
 from edgespec.exporters.register import Exported, pair_entry, register
-from edgespec.exporters.staging import require_space, stage
+from edgespec.exporters.staging import refuse_existing, require_space, stage
 from edgespec.exporters.weights import read_index
 from edgespec.registry import load_registry
 
@@ -104,6 +104,23 @@ def test_neither_a_folder_nor_a_hub_id(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExportError, match=said):
         Checkpoint.open(name)
+
+
+def test_a_folder_is_called_by_its_name_from_inside_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "model")
+    (folder / "deeper").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for inside, path, name in (
+        (folder, ".", "model"),
+        (folder / "deeper", "..", "model"),
+        (tmp_path, "model/", "model"),
+        (tmp_path, "link", "link"),
+    ):
+        monkeypatch.chdir(inside)
+        assert Checkpoint.open(path).name == Checkpoint.name_of(path) == name
+    assert Checkpoint.name_of("org/tiny") == "tiny"
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -224,6 +241,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def of_an_export(folder: Path, *files: str) -> Path:
+    """A folder whose files a manifest in it names."""
+    folder.mkdir(parents=True)
+    outputs: dict[str, object] = {}
+    for name in files:
+        (folder / name).write_text("old")
+        outputs[name] = {}
+    tiny.write_json(folder / "x.manifest.json", {"output_files": outputs})
+    return folder
+
+
 def test_a_file_and_a_folder_get_their_names_when_they_are_whole(tmp_path: Path) -> None:
     for result in (tmp_path / "deep" / "file.txt", tmp_path / "folder"):
         with stage(result, wanted={}) as work:
@@ -250,8 +278,7 @@ def test_whatever_ends_it_the_old_one_stays(
     if kind == "file":
         result.write_text("old")
     else:
-        result.mkdir()
-        (result / "inside").write_text("old")
+        of_an_export(result, "inside")
     with pytest.raises((end, ExportError)), stage(result, wanted={}, overwrite=True) as work:
         (work.folder / "half").write_text("new")
         raise end("stop")
@@ -262,6 +289,61 @@ def test_whatever_ends_it_the_old_one_stays(
         made.mkdir()
         work.publish({made: result})
     assert result.is_dir() and names(tmp_path) == ["result"]
+    assert names(result) == []
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "target/notes.txt", "empty/", "x.manifest.json"])
+def test_a_folder_with_more_than_an_export_in_it_is_never_replaced(
+    stranger: str, tmp_path: Path
+) -> None:
+    result = of_an_export(tmp_path / "result", "model.onnx")
+    of_an_export(result / "target", "model.onnx")
+    (result / ".DS_Store").write_bytes(b"")  # looking at it in macOS makes no stranger of it
+    refuse_existing(result, overwrite=True)
+    if stranger.endswith("/"):
+        (result / stranger).mkdir()
+    else:
+        (result / stranger).write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ExportError, match=r"no part of an export; choose another folder"):
+            refuse_existing(result, overwrite)
+        with pytest.raises(ExportError), stage(result, wanted={}, overwrite=overwrite):
+            pytest.fail("it began all the same")
+    assert (result / "model.onnx").read_text() == "old"
+
+
+def test_what_came_into_the_folder_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    result = of_an_export(tmp_path / "result", "model.onnx")
+
+    def run(*, late: bool) -> bool:
+        with stage(result, wanted={}, overwrite=True) as work:
+            resumed = work.resumed
+            made = work.folder / "made"
+            made.mkdir(exist_ok=True)
+            work.finish("all", made)
+            if late:
+                (result / "notes.txt").write_text("mine")
+            work.publish({made: result})
+            return resumed
+
+    with pytest.raises(ExportError, match=r"holds notes\.txt now"):
+        run(late=True)
+    assert names(result) == ["model.onnx", "notes.txt", "x.manifest.json"]
+    (result / "notes.txt").unlink()
+    assert run(late=False) is True
+    assert names(tmp_path) == ["result"] and names(result) == []
+
+
+def test_what_is_exported_is_never_the_destination(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m" / "model", shards=2)
+    shards = Checkpoint.open(folder).shards
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for place in (folder, folder.parent, tmp_path, shards[1], link, link / shards[0].name):
+        for overwrite in (False, True):
+            with pytest.raises(ExportError, match="is what is to be exported, or holds it"):
+                refuse_existing(place, overwrite, shards)
+    refuse_existing(folder / "new.gguf", overwrite=False, sources=shards)
 
 
 def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:
@@ -290,6 +372,55 @@ def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:
     (tmp_path / ".result.partial" / "litter").write_text("of the other one")
     assert run({"quant": "f32"}, stop=False) is False
     assert names(tmp_path) == ["result"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        (KeyboardInterrupt(), True),
+        (OSError(28, "No space left on device"), True),
+        (ExportError("it isn't faithful"), False),
+        (ModelError("llama.cpp can't open it"), False),
+    ],
+)
+def test_what_failed_its_check_is_not_gone_on_from(
+    end: BaseException, kept: bool, nested: bool, tmp_path: Path
+) -> None:
+    """And leaves nothing on the disk, where a stop leaves what it finished."""
+    result = tmp_path / "result"
+    with pytest.raises((KeyboardInterrupt, EdgespecError)), stage(result, wanted={}) as work:
+        made = work.folder / "made"
+        made.write_text("x")
+        work.finish("first", made)
+        if nested:
+            with stage(work.folder / "part", wanted={}):
+                raise end
+        raise end
+    assert names(tmp_path) == ([".result.partial"] if kept else [])
+    with stage(result, wanted={}) as work:
+        assert work.resumed is kept
+
+
+def test_a_full_disk_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "result"
+    with pytest.raises(KeyboardInterrupt), stage(result, wanted={}) as work:
+        made = work.folder / "made"
+        made.write_text("x")
+        work.finish("first", made)
+        raise KeyboardInterrupt
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
+        with (
+            pytest.raises(ExportError, match="is free"),
+            stage(result, wanted={}, need_bytes=9_999),
+        ):
+            pytest.fail("it began all the same")
+    with stage(result, wanted={}) as work:
+        assert work.resumed
 
 
 def test_damaged_leftovers_are_cleared_away(tmp_path: Path) -> None:

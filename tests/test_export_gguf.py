@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf as library
@@ -23,10 +24,12 @@ import pytest
 import tiny_checkpoint as tiny
 
 from edgespec.errors import ConfigError, ExportError
-from edgespec.exporters import gguf, gguf_gate, gguf_quant, gguf_tokenizer
+from edgespec.exporters import gguf, gguf_gate, gguf_quant, gguf_tokenizer, quantise
 from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.gguf_pair import export_pair, require_same_tokens
 from edgespec.exporters.gguf_quant import quant
 from edgespec.exporters.gguf_sentencepiece import read_sentencepiece
+from edgespec.exporters.gguf_vocabulary import Vocabulary
 from edgespec.exporters.manifest import Manifest
 from edgespec.gguf import StringArray, read_header
 from edgespec.registry import load_registry
@@ -51,8 +54,10 @@ def with_torch() -> None:
     """The gate asks transformers."""
 
 
-def exported(folder: Path, wanted: gguf_quant.Quant = F32, **options: Any) -> gguf.Result:
-    out = folder.parent / f"{folder.name}-{wanted.name}.gguf"
+def exported(
+    folder: Path, wanted: gguf_quant.Quant = F32, out: Path | None = None, **options: Any
+) -> gguf.Result:
+    out = out or folder.parent / f"{folder.name}-{wanted.name}.gguf"
     return gguf.export(Checkpoint.open(folder), out, wanted, **options)
 
 
@@ -378,10 +383,17 @@ def test_quantised_by_llama_cpp(name: str, kind: int, wide: Path, tmp_path: Path
     assert 0 < logits[name]["relative"] < logits[name]["allowed"]
 
 
-def test_a_type_that_needs_more_than_weights_is_a_sentence(wide: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"to iq1_s: this type needs an importance matrix"):
-        gguf.export(Checkpoint.open(wide), tmp_path / "m.gguf", quant("iq1_s"))
-    assert not (tmp_path / "m.gguf").exists()
+@pytest.mark.parametrize("name", sorted(quantise._NEED_A_MATRIX | quantise._NOT_ALONE))
+def test_a_type_that_needs_more_than_weights_is_refused_before_any_work(
+    name: str, wide: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"needs an importance matrix|has no type nvfp4"):
+        quant(name)
+    # And rightly so: llama.cpp says it itself, when all else is done.
+    asked = gguf_quant.Quant(name, None, 2.75)
+    with pytest.raises(ExportError, match=f"can't quantise this model to {name}"):
+        gguf.export(Checkpoint.open(wide), tmp_path / "m.gguf", asked)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_type_names_those_there_are() -> None:
@@ -411,7 +423,7 @@ def test_a_file_with_other_logits_does_not_pass(
     tiny.write_checkpoint(folder, "llama-2", seed=1)
     with pytest.raises(ExportError, match="isn't faithful"):
         gguf.export(Checkpoint.open(folder), tmp_path / "wrong.gguf", F32)
-    assert not (tmp_path / "wrong.gguf").exists()
+    assert not [path for path in tmp_path.iterdir() if "wrong" in path.name]
 
 
 def test_a_file_with_other_ids_does_not_pass(
@@ -524,6 +536,21 @@ def test_another_converter(tmp_path: Path) -> None:
     assert not (tmp_path / "no.gguf").exists()
 
 
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
+def test_a_tokenizer_that_only_the_converter_understands(kind: str, tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    known = exported(folder).path
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["type"] = kind
+    tiny.write_json(folder / "tokenizer.json", tokenizer)
+    script = tmp_path / "convert.py"
+    script.write_text(f"import shutil, sys\nshutil.copy({str(known)!r}, sys.argv[3])\n")
+    out = tmp_path / "by-script.gguf"
+    result = gguf.export(Checkpoint.open(folder), out, F32, converter=script)
+    assert result.parity["ids"] == {"compared_with": None}
+    assert any("ids were not compared" in note and kind in note for note in result.notes)
+
+
 # ------------------------------------------------------------------------------- the command line
 
 
@@ -542,9 +569,82 @@ def test_the_command_says_where_the_file_is(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
     assert "writing tensors..." in done.stderr and "Traceback" not in done.stderr
+    assert "m as f32: about " in done.stderr and " of disk while it is made" in done.stderr
     again = run("gguf", folder, out, home=tmp_path / "home")
     assert again.returncode == 1
     assert again.stderr.strip() == f"edgespec: {out} exists already; --force replaces it."
+
+
+def test_a_folder_named_as_the_file_gets_the_file(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "mine.txt").write_text("mine")
+    done = run("gguf", folder, models, "--quant", "f32", "--force", home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{models / 'm-f32.gguf'}\n"
+    assert (models / "mine.txt").read_text() == "mine"
+    with pytest.raises(ExportError, match="no part of an export"):
+        exported(folder, overwrite=True, out=models)
+    (models / "mine.txt").unlink()
+    with pytest.raises(ExportError, match="is a folder; name the file"):
+        exported(folder, overwrite=True, out=models)
+    assert (models / "m-f32.gguf").is_file()
+
+
+def test_what_is_exported_is_never_replaced(tmp_path: Path) -> None:
+    target = tiny.write_checkpoint(tmp_path / "deep" / "big")
+    draft = tiny.write_checkpoint(tmp_path / "small", seed=1)
+    weights = target / "model.safetensors"
+    before = weights.read_bytes()
+    with pytest.raises(ExportError, match="is what is to be exported"):
+        exported(target, overwrite=True, out=weights)
+    for out in (target, target.parent, draft):
+        with pytest.raises(ExportError, match="is what is to be exported, or holds it"):
+            export_pair(
+                Checkpoint.open(target), Checkpoint.open(draft), out, quants=(F32, F32),
+                overwrite=True,
+            )  # fmt: skip
+    assert weights.read_bytes() == before and (draft / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["gguf", "org/no-such", "there"], "exists already; --force"),
+        (["gguf", "org/no-such", "--quant", "q9"], "llama.cpp has no type q9"),
+        (["gguf", "org/no-such", "--quant", "iq1_s"], "iq1_s needs an importance matrix"),
+        (["pair", "org/no-such", "org/none", "there"], "exists already; --force"),
+        (["pair", "org/no-such", "org/none", "new", "--quant", "q9"], "has no type q9"),
+        (["pair", "org/no-such", "org/none", "new", "--draft-quant", "q9"], "has no type q9"),
+        (["pair", "org/no-such", "org/none", "new", "--format", "onnx", "--quant", "q9"], "q9"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_hub_is_asked(
+    asked: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("mine")
+    done = run(*asked, home=tmp_path / "home")
+    assert done.returncode == 1 and said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_padding_that_stands_for_another_token_is_another_token() -> None:
+    """As the runtime has it: only what follows the last token of either is padding."""
+
+    def words(tokens: str, types: list[int]) -> Vocabulary:
+        return Vocabulary("gpt2", list(tokens), types, None, [], None, None, [], [])
+
+    models: Any = tuple(SimpleNamespace(name=name) for name in ("big", "small"))
+    whole = words("abcd", [1, 1, 1, 1])
+    for fits in (words("abcx", [1, 1, 1, 5]), words("ab", [1, 1]), words("abcdefx", [1] * 6 + [5])):
+        require_same_tokens(models, [whole, fits])
+        require_same_tokens(models, [fits, whole])
+    gap = words("axcd", [1, 5, 1, 1])
+    for pair in ([whole, gap], [gap, whole]):
+        with pytest.raises(ExportError, match="small can't draft for big: token 1 is"):
+            require_same_tokens(models, pair)
 
 
 def test_a_pair_is_exported_checked_and_registered(tmp_path: Path) -> None:

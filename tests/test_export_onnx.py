@@ -332,17 +332,127 @@ def test_a_pair_with_other_tokens_is_refused(
 ) -> None:
     import shutil
 
-    from tiny_checkpoint import ODD_SPLIT, byte_level_tokenizer
+    from tiny_checkpoint import byte_level_tokenizer
 
     from edgespec.exporters.onnx_pair import export_pair
 
     other = tmp_path / "other"
     shutil.copytree(checkpoint().path, other)
-    tokenizer = json.dumps(byte_level_tokenizer(ODD_SPLIT))
-    (other / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    with pytest.raises(ExportError, match="don't share their tokens"):
+    tokenizer = byte_level_tokenizer()
+    tokenizer["added_tokens"][1]["content"] = "<|another|>"  # which no probe text holds
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"other can't draft for .* is '<\|another\|>' there"):
         export_pair(checkpoint(), Checkpoint.open(other), tmp_path / "out", dtypes=("fp32", "fp32"))
     assert not (tmp_path / "out").exists()
+
+
+@with_extra
+def test_a_draft_may_know_more_tokens(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """As the 7B models of Qwen2 and their drafts do."""
+    import shutil
+
+    from tiny_checkpoint import added, byte_level_tokenizer
+
+    from edgespec.exporters.onnx_pair import _require_same_tokens
+
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint().path, other)
+    tokenizer = byte_level_tokenizer()
+    last = tokenizer["added_tokens"][-1]["id"]
+    tokenizer["added_tokens"].append(added(last + 1, "<|more|>"))
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    for pair in ((checkpoint(), Checkpoint.open(other)), (Checkpoint.open(other), checkpoint())):
+        _require_same_tokens(*pair)
+
+
+@with_extra
+@pytest.mark.parametrize("style", ["fused", "portable"])
+def test_a_checkpoint_that_lacks_a_tensor_is_not_made_up(
+    style: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    from safetensors.numpy import load_file, save_file
+
+    half = tmp_path / "half"
+    shutil.copytree(checkpoint("Qwen2").path, half)
+    found = load_file(half / "model.safetensors")
+    del found["model.layers.1.mlp.up_proj.weight"]
+    save_file(found, half / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match=r"isn't whole: it holds no model\.layers\.1\.mlp\.up_"):
+        exporter.export(Checkpoint.open(half), tmp_path / "out", dtype="fp32", style=style)
+    assert [path.name for path in tmp_path.iterdir()] == ["half"]
+
+
+@with_extra
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_table_of_positions_stays_floats_and_is_expected_to(
+    dtype: str,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporter, "_ROOM", 120_000)  # the table takes 262 kB
+    exporter.export(checkpoint("GPT2"), tmp_path / "out", dtype=dtype)
+
+
+@with_extra
+def test_what_the_builder_stumbles_over_is_a_sentence(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxruntime_genai.models import builders
+
+    def fail(*_: Any) -> None:
+        raise NotImplementedError("this rope is new\nand more")
+
+    for method, what in (("make_model", "LlamaForCausalLM"), ("make_genai_config", ".*")):
+        with monkeypatch.context() as patch:
+            patch.setattr(builders.LlamaModel, method, fail)
+            said = f"can't build {what}: this rope is new; use --portable"
+            with pytest.raises(ExportError, match=said):
+                exporter.export(checkpoint(), tmp_path / "out", dtype="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+def test_what_is_there_is_replaced_only_if_it_is_an_export(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    own = tmp_path / "own"
+    shutil.copytree(checkpoint().path, own)
+    source = Checkpoint.open(own)
+    for out in (own, tmp_path):
+        with pytest.raises(ExportError, match="is what is to be exported, or holds it"):
+            exporter.export(source, out, dtype="fp32", overwrite=True)
+    out = tmp_path / "out"
+    exporter.export(source, out, dtype="fp32")
+    exporter.export(source, out, dtype="int4", overwrite=True)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match=r"holds notes\.txt, which is no part of an export"):
+        exporter.export(source, out, dtype="fp32", overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@with_extra
+def test_what_can_be_refused_is_refused_before_the_hub_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "models.toml"
+    own.write_text('[models.mine-draft]\nsource = { kind = "file", path = "x" }\n')
+    monkeypatch.setattr("edgespec.exporters.register.user_models_file", lambda: own)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no-such-int4").write_text("mine")
+    for asked, said in (
+        (["org/no-such"], "no-such-int4 exists already"),
+        (["org/no-such", "new", "--draft", "a/b", "--register", "mine"], '"mine-draft" already'),
+    ):
+        assert main(["export", "onnx", *asked]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and said in lines[0]
 
 
 @with_extra

@@ -122,3 +122,19 @@ def test_memory_and_functions_of_the_c_library() -> None:
     memory = platform.total_memory()
     assert memory is None or memory > 1 << 28
     assert platform.c_function("strlen") != platform.c_function("abs") != 0
+
+
+def test_spinning_is_limited_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    platform.limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == platform.SPINS
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    platform.limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    platform.limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ

@@ -10,8 +10,11 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec import platform
 from edgespec.errors import ModelError, ModelFormatError
 from edgespec.session import CancelFlag, Model
+
+platform.limit_spinning()  # before any backend loads its native library
 
 
 @dataclass(frozen=True)

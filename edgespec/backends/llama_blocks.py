@@ -21,6 +21,7 @@ from llama_cpp._ctypes_extensions import load_shared_library
 from edgespec import platform
 from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel
+from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
 from edgespec.gguf import read_header
 from edgespec.session import CancelFlag, Logits
@@ -39,7 +40,7 @@ class Ablation:
         self, path: Path, tokens: Sequence[int], options: LoadOptions, cancel: CancelFlag
     ) -> None:
         """`tokens`: a text as ids; as many whole windows of it are read as there are."""
-        read_header(path)
+        entries(read_header(path))
         if len(tokens) < WINDOW:
             raise ModelError(f"{WINDOW} tokens of text are needed to tell what a block does")
         self._windows = [

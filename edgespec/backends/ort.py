@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgespec import platform
+from edgespec import narrow, platform
 from edgespec.backends import LoadOptions
 from edgespec.backends.native_thread import compute
 from edgespec.backends.onnx_folder import find
@@ -35,6 +35,7 @@ from edgespec.errors import (
     ModelFormatError,
     RollbackError,
 )
+from edgespec.narrow import Widener
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 
 _CHUNK = 512  # tokens of a prompt in one pass
@@ -78,11 +79,12 @@ class OrtSession:
         row_bytes = self.vocab_size * graph.itemsize
         self._most_rows = max(8, min(_CHUNK, _LOGITS_BYTES // row_bytes))
         self._chunk = _CHUNK if graph.picks_rows or self.only_last_row else self._most_rows
-        self._feeds = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
-        self._outlet = Outlet(self._binding, graph, self.vocab_size, memory)
+        self._feeds: Any = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
+        self._outlet: Any = Outlet(self._binding, graph, self.vocab_size, memory)
         self._lock = threading.Lock()  # held while native code uses the cache
         self._signature = hashlib.sha256(repr(graph.cache).encode()).digest()[:8]
         self._closed = False
+        self._widener: Widener | None = None
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """See `Session.forward`."""
@@ -101,8 +103,13 @@ class OrtSession:
                 raise ModelError(f"{self.name} was given an id outside its vocabulary")
             try:
                 return self._forward(ids, num_logits)
-            except BaseException:
+            except BaseException as error:
                 self._set_length(start)
+                if isinstance(error, MemoryError):
+                    raise ModelError(
+                        f"there is no memory for a pass of {self.name} over {len(ids)} tokens: "
+                        "choose a smaller --ctx-size"
+                    ) from error
                 raise
 
     def _forward(self, ids: np.ndarray[Any, Any], num_logits: int) -> Logits:
@@ -134,7 +141,8 @@ class OrtSession:
         self._run(n)
         self.cache.keep(n)
         self.length += n
-        return as_float32(self._outlet.words[rows - wanted : rows], self._graph.element)
+        logits = as_float32(self._outlet.words[rows - wanted : rows], self._graph.element)
+        return logits if self._widener is None else self._widener.widen(logits)  # (wanted, V)
 
     def _run(self, tokens: int) -> None:
         """Run what is bound; a long run ends early when the flag is set."""
@@ -160,6 +168,10 @@ class OrtSession:
 
     def _terminate(self) -> None:
         self._run_options.terminate = True
+
+    def widen(self, kept: TokenIds) -> None:
+        """From now on rows are of the whole vocabulary; the head has the tokens `kept` (N,)."""
+        self._widener = Widener(kept, self.vocab_size)
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
@@ -196,12 +208,12 @@ class OrtSession:
     def close(self) -> None:
         """See `Session.close`."""
         if not self._lock.acquire(blocking=False):  # another thread is in a pass: stop it
-            self._cancel.set()
-            self._lock.acquire()
-            self._cancel.clear()
+            with self._cancel.stopping():
+                self._lock.acquire()
         try:
             self._closed = True
-            self._native = self._binding = None
+            # All that refers to the native binding, which keeps device memory.
+            self._native = self._binding = self._feeds = self._outlet = None
             self.cache.free()
         finally:
             self._lock.release()
@@ -242,13 +254,27 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     inputs = [*opened.native.get_inputs(), *rows]
     graph = read_graph(name, inputs, opened.native.get_outputs())
     logits = first_pass(name, opened.native, graph)
-    tokenizer = OnnxTokenizer(folder, logits[1])
+    metadata = opened.native.get_modelmeta().custom_metadata_map
+    head = narrow.read_metadata(name, metadata, logits[1])
+    vocab_size = logits[1] if head is None else head[1]
+    tokenizer = OnnxTokenizer(folder, vocab_size)
     session = _open(opened, graph, name, context_size, logits, cancel)
+    session.vocab_size = vocab_size
     try:
+        if isinstance(session.cache, GrownCache):
+            session.cache.avoid_holes(folder.window)
         findings = examine(session, tokenizer)
     except BaseException:
         session.close()
         raise
+    only_drafts = findings.only_drafts
+    if head is not None:
+        session.widen(head[0])
+        only_drafts = "its head holds a part of its vocabulary"
+    if not session.can_rollback:
+        opened.notes.append(
+            f"{name} can't forget a part of its text, so it runs without speculation"
+        )
     details = {
         "device": opened.label,
         "architecture": folder.architecture,
@@ -263,7 +289,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         tokenizer.template,
         opened.notes,
         details,
-        findings.only_drafts,
+        only_drafts,
         findings.rounding,
     )
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,8 +16,7 @@ from edgespec.errors import ConfigError, ModelError
 from edgespec.options import count
 
 if TYPE_CHECKING:
-    from edgespec.exporters.draft import Variant
-    from edgespec.gguf import GGUFHeader
+    from edgespec.exporters.draft import Source, Variant
     from edgespec.runtime import Runtime
     from edgespec.trial import Text, Trial
 
@@ -52,11 +52,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "then a folder. The output stays the target's own: what a drafter can't say, it never "
         "drafts.",
     )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="the GGUF file to draft for")
+    parser.add_argument(
+        "target", metavar="TARGET", type=Path,
+        help="the model to draft for: a GGUF file, or a folder with an ONNX model",
+    )  # fmt: skip
     parser.add_argument("out", metavar="OUT", type=Path, help="the file, or folder, to write")
     parser.add_argument(
         "--from", dest="source", metavar="PATH", type=Path,
-        help="cut this GGUF file, which has the target's tokens (default: TARGET itself)",
+        help="cut this model, which has the target's tokens (default: TARGET itself)",
     )  # fmt: skip
     parser.add_argument(
         "--layers", action="append", default=[], metavar="BLOCKS",
@@ -69,7 +72,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--quant", action="append", default=[], type=str.lower, metavar="TYPE",
-        help="store the weights as llama.cpp's q4_0, q8_0, ... (as they are)",
+        help="store the weights as llama.cpp's q4_0, q8_0, ..., or of an ONNX model with floats as "
+        "int4 or int8 (as they are)",
     )  # fmt: skip
     parser.add_argument(
         "--sample", action="append", default=[], metavar="PATH", type=Path,
@@ -89,12 +93,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="measure what was made (--no-measure only writes it)",
     )  # fmt: skip
     parser.add_argument("--threads", type=count, metavar="N", help="CPU threads (the usable CPUs)")
+    parser.add_argument(
+        "--register", metavar="NAME", help="add the target with the drafter that pays most to "
+        "your models.toml, as the pair NAME",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace what is there already")
     parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
+    from edgespec.commands import draft_register
     from edgespec.commands.progress import shown
     from edgespec.exporters.draft import make, open_source
     from edgespec.exporters.staging import refuse_existing
@@ -102,15 +111,16 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.trial import table, verdict
 
     source: Path = args.source or args.target
-    header = open_source(source)
-    asked = _combinations(args, header)
-    paths = _destinations(args.out, source, asked)
+    opened = open_source(source)
+    asked = _combinations(args, opened)
+    paths = _destinations(args.out, opened, asked)
     for path in paths:
-        refuse_existing(path, args.force)
-    with _Sample(args, header) as sample:
+        refuse_existing(path, args.force, [source, args.target])
+    if args.register:
+        draft_register.refuse(args.register, measured=args.measure)
+    with _folder(paths[0].parent), _Sample(args, opened) as sample:
         for path, choice in zip(paths, asked, strict=True):
             variant = sample.decide(choice)
-            path.parent.mkdir(parents=True, exist_ok=True)
             with shown() as report:
                 make(
                     source, path, variant, report=report, threads=args.threads or None,
@@ -122,10 +132,14 @@ def run(args: argparse.Namespace) -> int:
         trials = [sample.tried(path) for path in paths]
         if args.source:
             trials.append(sample.tried(source, "(uncut)"))
+            paths.append(source)
     for line in table(trials, human_bytes):
         print(line)
     print()
     print(verdict(trials, args.target.name))
+    if args.register:
+        tried = list(zip(trials, paths, strict=True))
+        print(draft_register.best(args.register, args.target, tried), file=sys.stderr)
     return 0
 
 
@@ -144,25 +158,50 @@ class _Choice:
         return "-".join(part for part in (layers, vocab, self.quant) if part)
 
 
-def _combinations(args: argparse.Namespace, header: GGUFHeader) -> list[_Choice]:
+def _combinations(args: argparse.Namespace, source: Source) -> list[_Choice]:
     """What to make; whatever can't be made is refused here, before any work."""
     from edgespec.exporters import layers
-    from edgespec.exporters.quantise import file_type
 
     if not (args.layers or args.vocab or args.quant):
         raise ConfigError("nothing is to be cut: name --layers, --vocab or --quant")
     for text in args.layers:
-        layers.parse(text, layers.count(header))
+        layers.parse(text, source.blocks)
     for quant in args.quant:
-        file_type(quant)
+        source.check_quant(quant)
     every = product(args.layers or [None], args.vocab or [None], args.quant or [None])
     return [_Choice(*each) for each in dict.fromkeys(every)]
 
 
-def _destinations(out: Path, source: Path, asked: Sequence[_Choice]) -> list[Path]:
-    if len(asked) == 1 and not out.is_dir():
-        return [out]
-    return [out / f"{source.stem}-{choice.label}.gguf" for choice in asked]
+def _destinations(out: Path, source: Source, asked: Sequence[_Choice]) -> list[Path]:
+    from edgespec.backends.onnx_folder import find
+
+    if len(asked) == 1 and (not out.is_dir() or find(out) is not None):
+        return [out]  # where an ONNX model is already, it is meant to be replaced
+    if len(asked) > 1 and out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file: {len(asked)} drafters need a folder, so name another")
+    stem = source.path.stem if source.suffix else source.path.name.removesuffix(".onnx")
+    return [out / f"{stem}-{choice.label}{source.suffix}" for choice in asked]
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """A folder that is there while the block lasts; if it was made for nothing, it goes again."""
+    made = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"can't make the folder {path}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        if made and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _nbytes(path: Path) -> int:
+    """Bytes of a model, which may be a folder."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _pieces(paths: Sequence[Path]) -> Iterator[str]:
@@ -173,15 +212,18 @@ def _pieces(paths: Sequence[Path]) -> Iterator[str]:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if left <= 0 or hidden or file.is_dir():
+            within = file != path  # a folder may hold links, pipes and pictures too
+            if left <= 0 or hidden or file.is_dir() or (within and not file.is_file()):
                 continue
             try:
                 with file.open("rb") as opened:
                     data = opened.read(left)
             except OSError as error:
+                if within:
+                    continue
                 raise ConfigError(f"can't read {file}: {error.strerror}") from None
             if b"\0" in data:
-                if file != path:  # a folder may hold pictures too
+                if within:
                     continue
                 raise ConfigError(f"{file} holds no text: --sample")
             left -= len(data)
@@ -192,8 +234,8 @@ def _pieces(paths: Sequence[Path]) -> Iterator[str]:
 class _Sample:
     """The target and what it says, had only where something is to be learnt from it."""
 
-    def __init__(self, args: argparse.Namespace, header: GGUFHeader) -> None:
-        self._args, self._header = args, header
+    def __init__(self, args: argparse.Namespace, source: Source) -> None:
+        self._args, self._source = args, source
         self._runtime: Runtime | None = None
         self._learnt: list[int] | None = None
         self._texts: list[Text] | None = None
@@ -208,12 +250,12 @@ class _Sample:
 
     def decide(self, choice: _Choice) -> Variant:
         """Which blocks and tokens a choice comes to."""
-        from edgespec.exporters import head, layers
+        from edgespec.exporters import layers
         from edgespec.exporters.draft import Variant, describe
 
         blocks = kept = None
         if choice.layers is not None:
-            total = layers.count(self._header)
+            total = self._source.blocks
             parsed = layers.parse(choice.layers, total)
             if isinstance(parsed, layers.Automatic):
                 parsed = self._least_missed(parsed.number, total)
@@ -221,7 +263,7 @@ class _Sample:
             self._say(f"blocks {describe(blocks, total)}")
         if choice.vocab is not None:
             always = self._target().target.tokenizer.stop_ids
-            kept = head.frequent(self._header, Counter(self._sample()), choice.vocab, always)
+            kept = self._source.frequent(Counter(self._sample()), choice.vocab, always)
         return Variant(blocks, kept, choice.quant)
 
     def tried(self, path: Path, label: str | None = None) -> Trial:
@@ -244,7 +286,7 @@ class _Sample:
             if not model.session.can_rollback:
                 raise ModelError(f"{name} can't draft, since it can't take back a guess")
             return tried(
-                name, path.stat().st_size, runtime.target.session, model.session, self._texts,
+                name, _nbytes(path), runtime.target.session, model.session, self._texts,
                 runtime.target.tokenizer.num_tokens,
             )  # fmt: skip
         finally:
@@ -252,20 +294,28 @@ class _Sample:
 
     def _least_missed(self, number: int, total: int) -> tuple[int, ...]:
         """The blocks that `auto` keeps."""
-        from edgespec.backends import LoadOptions
-        from edgespec.backends.llama_blocks import Ablation
-        from edgespec.exporters.layers import least_missed
-        from edgespec.session import CancelFlag
+        from edgespec.commands.progress import shown
+        from edgespec.exporters.layers import least_missed, tries
 
         if number not in self._blocks:
             tokens = self._sample()[:_ABLATION_TOKENS]
-            options = LoadOptions(threads=self._args.threads or None)
-            self._say("finding out what each block does")
-            ablation = Ablation(self._header.path, tokens, options, CancelFlag())
-            try:
-                self._blocks[number] = least_missed(ablation.change, total, number)
-            finally:
-                ablation.close()
+            stage = "finding out what each block does"
+            done, size = 0, _nbytes(self._source.path)  # each try reads the weights
+            with shown() as report:
+                report(stage)
+                ablation = self._source.ablation(tokens, self._args.threads or None)
+
+                def change(without: frozenset[int]) -> float:
+                    nonlocal done
+                    found = ablation.change(without)
+                    done += size
+                    report(stage, done, size * tries(total, number))
+                    return found
+
+                try:
+                    self._blocks[number] = least_missed(change, total, number)
+                finally:
+                    ablation.close()
         return self._blocks[number]
 
     def _sample(self) -> list[int]:

@@ -21,8 +21,9 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "a hub id (owner/name)",
     )  # fmt: skip
     parser.add_argument(
-        "out", nargs="?", metavar="OUT", type=Path, help="the file to write (NAME-QUANT.gguf here)"
-    )
+        "out", nargs="?", metavar="OUT", type=Path, help="the file to write, or a folder for it "
+        "(NAME-QUANT.gguf here)",
+    )  # fmt: skip
     add_quant(parser, "--quant", "f16", "f16")
     add_export_options(parser)
     parser.add_argument(
@@ -61,13 +62,20 @@ def run(args: argparse.Namespace) -> int:
 
     extra.require("gguf", "tokenizers")
     from edgespec.exporters import gguf, gguf_quant
+    from edgespec.exporters.staging import refuse_existing
 
+    # Whatever can be refused is refused before a download or any work.
     quant = gguf_quant.quant(args.quant)
+    out: Path = args.out or Path()
+    if out.is_dir():
+        out /= f"{Checkpoint.name_of(args.checkpoint)}-{quant.name}.gguf"
+    refuse_existing(out, args.force)
     if args.register:
         refuse_taken([args.register])
     with shown() as report:
         checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
-        out = args.out or Path(f"{checkpoint.name}-{quant.name}.gguf")
+    print(gguf.estimate(checkpoint, quant), file=sys.stderr)
+    with shown() as report:
         result = gguf.export(
             checkpoint, out, quant, overwrite=args.force, converter=args.converter, report=report
         )

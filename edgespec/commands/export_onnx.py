@@ -65,12 +65,18 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.exporters import onnx
     from edgespec.exporters.checkpoint import Checkpoint
     from edgespec.exporters.onnx_pair import export_pair
+    from edgespec.exporters.register import refuse_taken
+    from edgespec.exporters.staging import refuse_existing
 
+    # Whatever can be refused is refused before a download or any work.
     onnx.require_extra(args.style)
+    out: Path = args.out or Path(f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
+    refuse_existing(out, args.force)
+    if args.register:
+        refuse_taken([*_names(args.register, pair=bool(args.draft)), args.register])
     with shown() as report:
         checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
         draft = Checkpoint.open(args.draft, None, report) if args.draft else None
-    out = args.out or Path(f"{checkpoint.name}-{args.dtype}")
     draft_dtype = args.draft_dtype or args.dtype
     print(onnx.plan(checkpoint, args.dtype, args.style).sentence, file=sys.stderr)
     if draft is not None:
@@ -97,6 +103,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _names(registered: str, *, pair: bool) -> list[str]:
+    """What to call the models of a pair of that name."""
+    return [f"{registered}-target", f"{registered}-draft"] if pair else [registered]
+
+
 def _tell_entry(
     registered: str | None, checkpoints: list[Checkpoint], results: list[Result]
 ) -> None:
@@ -107,7 +118,7 @@ def _tell_entry(
     if registered is None and len(results) == 1:
         return
     name = registered or results[0].path.parent.name
-    names = [f"{name}-target", f"{name}-draft"] if len(results) > 1 else [name]
+    names = _names(name, pair=len(results) > 1)
     models = [
         Exported(model, result.path / MODEL, "onnx", checkpoint.licence)
         for model, result, checkpoint in zip(names, results, checkpoints, strict=True)

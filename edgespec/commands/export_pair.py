@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,17 +49,22 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.commands.progress import shown
     from edgespec.exporters.checkpoint import Checkpoint
     from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
+    from edgespec.exporters.staging import refuse_existing
 
+    # Whatever can be refused is refused before a download or any work.
+    exporter = (_Gguf if args.format == "gguf" else _Onnx)(_quants(args))
+    refuse_existing(args.out, args.force)
     name = args.name or args.out.absolute().name
     names = [f"{name}-target", f"{name}-draft"]
-    if args.register:  # before hours of work
+    if args.register:
         refuse_taken([*names, name])
-    quants = _quants(args)
     with shown() as report:
         target = Checkpoint.open(args.target, args.revision, report)
         draft = Checkpoint.open(args.draft, args.draft_revision, report)
-        make = _gguf if args.format == "gguf" else _onnx
-        files, notes = make(target, draft, args.out, quants, args.force, report)
+    for sentence in exporter.estimates((target, draft)):
+        print(sentence, file=sys.stderr)
+    with shown() as report:
+        files, notes = exporter.export((target, draft), args.out, args.force, report)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     models = [
@@ -84,45 +88,57 @@ def _quants(args: argparse.Namespace) -> tuple[str, str]:
     return quant, args.draft_quant or quant
 
 
-def _gguf(
-    target: Checkpoint,
-    draft: Checkpoint,
-    out: Path,
-    quants: tuple[str, str],
-    force: bool,
-    report: Report,
-) -> tuple[list[Path], Sequence[str]]:
-    from edgespec.exporters import extra
+class _Gguf:
+    """Both as GGUF files; what can't be made is refused when this is made."""
 
-    extra.require("gguf", "tokenizers")
-    from edgespec.exporters.gguf_pair import export_pair
-    from edgespec.exporters.gguf_quant import quant
+    def __init__(self, quants: tuple[str, str]) -> None:
+        from edgespec.exporters import extra
 
-    results = export_pair(
-        target, draft, out, quants=(quant(quants[0]), quant(quants[1])), overwrite=force,
-        report=report,
-    )  # fmt: skip
-    notes = [f"{result.path.name}: {note}" for result in results for note in result.notes]
-    return [result.path for result in results], [*notes, *(r.summary for r in results)]
+        extra.require("gguf", "tokenizers")
+        from edgespec.exporters.gguf_quant import quant
+
+        self._quants = quant(quants[0]), quant(quants[1])
+
+    def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
+        from edgespec.exporters import gguf
+
+        return [gguf.estimate(*each) for each in zip(models, self._quants, strict=True)]
+
+    def export(
+        self, models: tuple[Checkpoint, Checkpoint], out: Path, force: bool, report: Report
+    ) -> tuple[list[Path], list[str]]:
+        from edgespec.exporters.gguf_pair import export_pair
+
+        results = export_pair(*models, out, quants=self._quants, overwrite=force, report=report)
+        notes = [f"{result.path.name}: {note}" for result in results for note in result.notes]
+        return [result.path for result in results], [*notes, *(r.summary for r in results)]
 
 
-def _onnx(
-    target: Checkpoint,
-    draft: Checkpoint,
-    out: Path,
-    quants: tuple[str, str],
-    force: bool,
-    report: Report,
-) -> tuple[list[Path], Sequence[str]]:
-    from edgespec.exporters.onnx_file import MODEL
-    from edgespec.exporters.onnx_pair import export_pair
+class _Onnx:
+    """Both as ONNX folders; what can't be made is refused when this is made."""
 
-    dtypes = [_ONNX_TYPES.get(name, name) for name in quants]
-    for dtype in dtypes:
-        if dtype not in _ONNX_TYPES.values():
-            raise ConfigError(f"ONNX has no type {dtype}: choose fp32, fp16, int8 or int4")
-    results = export_pair(
-        target, draft, out, dtypes=(dtypes[0], dtypes[1]), overwrite=force, report=report
-    )
-    notes = [f"{result.path.name}: {note}" for result in results for note in result.notes]
-    return [result.path / MODEL for result in results], [*notes, *(r.summary for r in results)]
+    def __init__(self, quants: tuple[str, str]) -> None:
+        from edgespec.exporters import onnx
+
+        first, second = (_ONNX_TYPES.get(name, name) for name in quants)
+        for dtype in (first, second):
+            if dtype not in onnx.DTYPES:
+                raise ConfigError(f"ONNX has no type {dtype}: choose fp32, fp16, int8 or int4")
+        onnx.require_extra()
+        self._dtypes = first, second
+
+    def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
+        from edgespec.exporters import onnx
+
+        plans = zip(models, self._dtypes, strict=True)
+        return [f"{model.name}, {onnx.plan(model, dtype).sentence}" for model, dtype in plans]
+
+    def export(
+        self, models: tuple[Checkpoint, Checkpoint], out: Path, force: bool, report: Report
+    ) -> tuple[list[Path], list[str]]:
+        from edgespec.exporters.onnx_file import MODEL
+        from edgespec.exporters.onnx_pair import export_pair
+
+        results = export_pair(*models, out, dtypes=self._dtypes, overwrite=force, report=report)
+        notes = [f"{result.path.name}: {note}" for result in results for note in result.notes]
+        return [result.path / MODEL for result in results], [*notes, *(r.summary for r in results)]

@@ -1,0 +1,57 @@
+"""The drafter that pays most, registered with its target: `edgespec draft --register NAME`.
+
+Invariant: names that are taken are refused before any work, and a drafter that doesn't pay is not
+registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgespec.exporters.register import Exported
+    from edgespec.trial import Trial
+
+
+def refuse(name: str, *, measured: bool) -> None:
+    """Raises ConfigError where the pair couldn't be registered in the end."""
+    from edgespec.exporters.register import refuse_taken
+
+    if not measured:
+        raise ConfigError("--register takes the drafter that pays most: leave out --no-measure")
+    refuse_taken([name, *_names(name)])
+
+
+def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]]) -> str:
+    """Register the target with the best of what was tried; a sentence that says what was done."""
+    from edgespec.exporters.register import pair_entry, register
+    from edgespec.trial import PAYS, ranked
+
+    first = ranked([trial for trial, _ in tried])[0]
+    if first.choice.gain < PAYS:
+        return "nothing was registered, as none of them pays"
+    path = next(path for trial, path in tried if trial is first)
+    models = [_model(own, at) for own, at in zip(_names(name), (target, path), strict=True)]
+    about = f"{target.name} with {path.name}, cut out by `edgespec draft`"
+    file = register(pair_entry(name, models[0], models[1:], about), [name, *_names(name)])
+    return f"registered as {name} in {file}: edgespec chat {name}"
+
+
+def _names(name: str) -> list[str]:
+    return [f"{name}-target", f"{name}-draft"]
+
+
+def _model(name: str, path: Path) -> Exported:
+    from edgespec.backends.onnx_folder import find
+    from edgespec.exporters.register import Exported
+    from edgespec.gguf import read_header
+
+    folder = find(path)
+    if folder is not None:
+        return Exported(name, folder.graph, "onnx", "unknown")
+    licence = read_header(path).metadata.get("general.license", "unknown")
+    return Exported(name, path, "gguf", str(licence))
