@@ -187,6 +187,28 @@ def test_a_fetch_is_told_and_cancelled() -> None:
     assert rig.bridge.close(5)
 
 
+def test_closing_ends_downloads_and_waits_for_them() -> None:
+    started = threading.Event()
+    undone: list[str] = []
+
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        try:
+            while True:
+                started.set()
+                told("model", 1, 2)
+                time.sleep(0.001)
+        finally:
+            time.sleep(0.05)
+            undone.append(str(pair))  # what was there in part is taken away
+
+    rig = Rig(fetcher=fetcher)
+    for pair in ("a", "b", "c"):
+        rig.bridge.download(pair)
+    assert started.wait(10)
+    assert rig.bridge.close(20)
+    assert sorted(undone) == ["a", "b", "c"]
+
+
 def test_a_download_that_fails_says_why() -> None:
     def fetcher(pair: str | None, told: Callable[..., None]) -> None:
         raise FetchError("the disk is full")

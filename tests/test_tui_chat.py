@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual import events
 from textual.pilot import Pilot
-from tui_fakes import ANSWER, PARKED, Script, Stage, say, screen_text, settled, stage, store, until
+from tui_fakes import (
+    ANSWER,
+    PARKED,
+    Script,
+    Stage,
+    answers,
+    drive,
+    notices,
+    say,
+    screen_text,
+    settled,
+    stage,
+    store,
+    until,
+)
 
 from edgespec.errors import ModelError
-from edgespec.tui import commands, items
+from edgespec.tui import commands
 from edgespec.tui.app import ChatApp
 from edgespec.tui.messages import Choice, Preferences, Settings, Turn
-
-Body = Callable[[Pilot[None], Stage], Awaitable[None]]
-
-
-def drive(the_stage: Stage, body: Body, size: tuple[int, int] = (100, 30)) -> None:
-    """Run an app and what a test does with it; the bridge's thread must end too."""
-
-    async def run() -> None:
-        async with the_stage.app.run_test(size=size, notifications=True) as pilot:
-            await pilot.pause()
-            await body(pilot, the_stage)
-        assert the_stage.app.bridge.close(5)
-
-    asyncio.run(run())
-
-
-def answers(app: ChatApp) -> list[items.Answer]:
-    return [item for item in app.transcript.document.items if isinstance(item, items.Answer)]
-
-
-def notices(app: ChatApp) -> str:
-    return "\n".join(notification.message for notification in app._notifications)
-
 
 # ---------------------------------------------------------------------------- asking, stopping
 
@@ -233,6 +222,63 @@ def test_the_last_question_is_changed_and_asked_in_its_place(how: str) -> None:
         assert [(t.question, t.answer) for t in s.app.talk.turns] == [("a!", "2")]
 
     drive(stage(Script(answers=["1", "2"])), body)
+
+
+def test_an_earlier_question_is_changed_and_what_followed_it_is_dropped(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        for question in "abc":
+            await say(pilot, question)
+            await settled(pilot)
+        await pilot.press("f2", "f2")
+        assert s.app.composer.text == "b"
+        await pilot.pause()
+        assert "editing question 2 of 3 · Enter drops the 1 turn behind it" in screen_text(s.app)
+        await pilot.press("f2")
+        assert s.app.composer.text == "a"
+        await pilot.press("f2")  # there is none before the first
+        assert s.app.composer.text == "a"
+        await pilot.press("escape")
+        assert s.app.composer.text == "" and len(s.app.talk.turns) == 3
+        await pilot.press("f2", "!", "f2")  # a changed one isn't left: the last again
+        assert s.app.composer.text == "c"
+        await pilot.press("f2", "!", "enter")
+        await settled(pilot)
+        kept = [("a", "1"), ("b!", "4")]
+        assert [(t.question, t.answer) for t in s.app.talk.turns] == kept
+        assert [q.text for q in s.app.transcript.document.items[::2]] == ["a", "b!"]
+        assert stores.history is not None
+        (summary,) = stores.history.list()
+        found = stores.history.read(summary.id).turns
+        assert [(t.question, t.answer) for t in found] == kept
+
+    drive(stage(Script(answers=["1", "2", "3", "4"]), stores=stores), body)
+
+
+def test_deleting_the_open_conversation_begins_a_new_one(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "drop me")
+        await settled(pilot)
+        await pilot.press("ctrl+l")
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        await pilot.pause(0.2)
+        await pilot.press("delete")
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        await pilot.press("y")
+        assert stores.history is not None
+        await until(lambda: not stores.history.list(), pilot)
+        await pilot.press("escape")
+        await until(lambda: not s.app.talk.turns, pilot)
+        await say(pilot, "anew")
+        await settled(pilot)
+        assert [summary.title for summary in stores.history.list()] == ["anew"]
+
+    drive(stage(stores=stores), body)
 
 
 @pytest.mark.parametrize("how", ["f9", "/continue"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from textual.strip import Strip
 from tui_fakes import DRAFTING, Clock, FakeRuntime, Script
 
 from edgespec.metrics import Counters
@@ -176,14 +177,26 @@ def test_bars_say_their_share(share: float, width: int) -> None:
 @pytest.mark.parametrize("height", [3, 8, 17, 50])
 @pytest.mark.parametrize("figures", [Figures(1), Figures(1, tokens=3, rounds=2, parked=True)])
 def test_a_panel_fits(width: int, height: int, figures: Figures) -> None:
-    lines = panel.long(figures, [], width, height)
-    assert len(lines) <= height and all(line.cell_length <= width for line in lines)
+    pages = panel.long(figures, [], width, height)
+    for lines in pages:
+        assert len(lines) <= height and all(line.cell_length <= width for line in lines)
+    if height >= 8:  # no section is left out
+        plain = "\n".join(line.plain for lines in pages for line in lines)
+        headings = ("Speed", "Planner", "Accepted", "Tokens in", "Drafters", "Machine")
+        assert all(plain.count(heading) >= 1 for heading in headings)
+    assert len(panel.long(figures, [], 200, 50)) == 1
     assert panel.short(figures, width).cell_length <= width
 
 
 def test_unknown_figures_are_left_out() -> None:
     assert panel.short(Figures(1), 80).plain == ""
-    assert "0.0" not in "".join(line.plain for line in panel.long(Figures(1), [], 40, 40))
+    assert "0.0" not in "".join(line.plain for line in panel.long(Figures(1), [], 40, 40)[0])
+
+
+def test_why_it_is_parked_stands_in_the_line_where_there_is_room() -> None:
+    figures = Figures(1, 9, 8, 20.0, parked=True, reason="drafts don't pay", context_size=99)
+    assert panel.short(figures, 80).plain == "20.0 tok/s · parked: drafts don't pay · context 0/99"
+    assert panel.short(figures, 40).plain == "20.0 tok/s · parked · context 0/99"
 
 
 # ------------------------------------------------------------------------- meter, pieces, talk
@@ -281,3 +294,15 @@ def test_completions_begin_with_what_is_there() -> None:
     ]  # fmt: skip
     assert commands.completions("/set te", ["temperature", "top_k"]) == ["/set temperature"]
     assert commands.completions("hello /s") == []
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_new_colours_reach_lines_of_an_answer_that_changed(tokens: bool) -> None:
+    answer = Answer()
+    answer.append("a paragraph\n\nanother", [Piece("a paragraph\n\n", "plain")])
+    answer.tokens_shown = tokens
+    for line in answer.lines(40):
+        line.strip = Strip.blank(40)  # as it is drawn
+    answer.changed()
+    answer.restyle()
+    assert all(line.strip is None for line in answer.lines(40))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from edgespec.generation import Chunk, Result
 from edgespec.logprobs import TokenLogprobs
 from edgespec.metrics import Counters
 from edgespec.planner import PlannerStatus
+from edgespec.tui import items
 from edgespec.tui.app import ChatApp
 from edgespec.tui.bridge import Bridge
 from edgespec.tui.conversing import Stores
@@ -267,6 +268,31 @@ def stage(
         wall_clock=clock,
     )
     return Stage(app, clock, found, opening, fail)
+
+
+Body = Callable[[Any, Stage], Awaitable[None]]
+
+
+def drive(the_stage: Stage, body: Body, size: tuple[int, int] = (100, 30)) -> None:
+    """Run an app and what a test does with it; the bridge's thread must end too."""
+
+    async def run() -> None:
+        async with the_stage.app.run_test(size=size, notifications=True) as pilot:
+            await pilot.pause()
+            await body(pilot, the_stage)
+        assert the_stage.app.bridge.close(5)
+
+    asyncio.run(run())
+
+
+def answers(app: ChatApp) -> list[items.Answer]:
+    """Those on the screen and above it."""
+    return [item for item in app.transcript.document.items if isinstance(item, items.Answer)]
+
+
+def notices(app: ChatApp) -> str:
+    """What the person was told in passing."""
+    return "\n".join(notification.message for notification in app._notifications)
 
 
 async def until(condition: Callable[[], bool], pilot: Any, what: str = "") -> None:

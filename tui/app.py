@@ -71,6 +71,7 @@ class ChatApp(Doing):
         self.suggestions = Suggestions()
         self.search = SearchBar()
         self._match = 0
+        self._dressed = False
         self.failure = ""
 
     # --------------------------------------------------------------------------------- its parts
@@ -104,6 +105,7 @@ class ChatApp(Doing):
             if hasattr(signal, name):
                 with suppress(NotImplementedError, RuntimeError, ValueError):
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
+        self._dressed = True
         self.call_after_refresh(self._start)
 
     async def _start(self) -> None:
@@ -115,6 +117,11 @@ class ChatApp(Doing):
             return
         self.open_pair(self.choice, settings)
         self.start_ticking()
+
+    def watch_theme(self, name: str) -> None:
+        """A theme that was chosen is there the next time."""
+        if self._dressed and name != self.preferences.theme:
+            self.prefer(theme=name)
 
     def on_resize(self, event: events.Resize) -> None:
         """Put the panel where there is room."""
@@ -156,38 +163,43 @@ class ChatApp(Doing):
         """A message, or a command."""
         text, chosen = event.text, self.suggestions.chosen
         self.suggestions.offer([])
-        self.composer.put("")
-        if commands.is_command(text.strip()):
-            command, words, problem = commands.parse(text.strip())
+        if commands.is_command(line := text.strip("\n")):
+            command, words, problem = commands.parse(line)
             if command is None and chosen is not None:
-                self.composer.put(chosen)  # "/he" is the marked one, to be sent with another Enter
+                # "/he" is the marked one, to be sent with another Enter
+                self.composer.put(chosen + self.composer.text)
             elif command is None:
-                self.composer.put(text)
+                self.composer.put_back(text)
                 self.tell(problem, "warning")
             else:
                 self.run_command(command, words)
-        elif self.editing is not None and self.editing < len(self.talk.turns):
-            index, self.editing = self.editing, None
-            self.ask_instead(text, index)
+            return
+        text = text.removeprefix(" ") if text.startswith(" /") else text
+        if self.editing is not None and self.editing < len(self.talk.turns):
+            self.ask_instead(text, self.editing)
         else:
             self.editing = None
             self.ask(text)
 
     def on_composer_wanted(self, event: Composer.Wanted) -> None:
-        """Tab completes; up in an empty composer brings the last question back."""
-        if event.key == "tab":
+        """Tab completes; in an empty composer up brings a question back and Ctrl+D leaves."""
+        if event.key == "ctrl+d":
+            self.action_leave()
+        elif event.key == "tab":
             if (line := self.suggestions.chosen) is not None:
                 self.composer.put(line)
             else:
                 self.transcript.focus()
         elif self.suggestions.display:
             self.suggestions.move(-1 if event.key == "up" else 1)
-        elif event.key == "up":
+        elif event.key == "up" and self.talk.turns:
             self.action_edit()
 
     def on_text_area_changed(self) -> None:
-        """Offer what the line could become."""
+        """Offer what the line could become; whoever empties it doesn't edit any more."""
         text = self.composer.text
+        if not text:
+            self.editing = None
         lines = commands.completions(text, self._values(text))
         self.suggestions.offer([] if lines == [text] else lines)
         self.composer.menu = self.suggestions.display
@@ -204,7 +216,8 @@ class ChatApp(Doing):
         if name == "pair":
             from edgespec.registry import load_registry
 
-            return list(load_registry().pairs)
+            with suppress(EdgespecError):  # told when a pair is to be chosen
+                return list(load_registry().pairs)
         return {"copy": ["code"], "export": ["md", "json"]}.get(name, [])
 
     def run_command(self, command: commands.Command, words: str) -> None:
@@ -254,6 +267,16 @@ class ChatApp(Doing):
         else:
             self.composer.action_send()
 
+    def on_transcript_pasted(self, event: Transcript.Pasted) -> None:
+        """Whoever pastes into the conversation pastes into the message."""
+        self.composer.focus()
+        self.composer.paste(event.text)
+
+    def on_suggestions_clicked(self, event: Suggestions.Clicked) -> None:
+        """A click takes a suggestion, as Tab does."""
+        self.composer.put(event.line)
+        self.composer.focus()
+
     def on_transcript_code_clicked(self, event: Transcript.CodeClicked) -> None:
         """A click on the head of a code block copies it."""
         self._copy(event.code)
@@ -271,6 +294,8 @@ def run(app: ChatApp) -> int:
         app.stores.history.close()
     if app.failure:
         print(printable(f"edgespec: {app.failure}"), file=sys.stderr)
+    if app.unsaved:
+        print(printable(f"edgespec: {app.unsaved}"), file=sys.stderr)
     if not app.bridge.close(_PATIENCE):
         sys.stdout.flush()
         sys.stderr.flush()

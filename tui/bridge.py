@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import Cancelled, EdgespecError
@@ -76,7 +76,7 @@ class Bridge:
         self._stopped_turn = -1
         self._turn = -1
         self._closing = False
-        self._downloads: dict[str, threading.Event] = {}
+        self._downloads: dict[str, tuple[threading.Event, threading.Thread]] = {}
 
     # ------------------------------------------------------------- for the screen; none of it waits
 
@@ -123,28 +123,34 @@ class Bridge:
         """Bring a pair's models here; other things go on meanwhile."""
         if pair in self._downloads:
             return
-        stop = self._downloads[pair] = threading.Event()
-        threading.Thread(
+        stop = threading.Event()
+        thread = threading.Thread(
             target=self._download, args=(pair, stop), name="edgespec-download", daemon=True
-        ).start()
+        )
+        self._downloads[pair] = stop, thread
+        thread.start()
 
     def cancel_download(self, pair: str) -> None:
         """Give up a download; nothing partial stays behind."""
-        if pair in self._downloads:
-            self._downloads[pair].set()
+        if (found := self._downloads.get(pair)) is not None:
+            found[0].set()
 
     def close(self, timeout: float) -> bool:
-        """Stop everything and free the models; False where native code didn't end in time."""
+        """Stop everything and free the models; False where a thread didn't end in time."""
         self._closing = True
         self.cancel_load()
         self.stop()
-        for stop in self._downloads.values():
+        downloads = list(self._downloads.values())  # threads take theirs out as they end
+        for stop, _ in downloads:
             stop.set()
-        if self._worker is None:
-            return True
-        self._jobs.put(None)
-        self._worker.join(timeout)
-        return not self._worker.is_alive()
+        threads = [thread for _, thread in downloads]
+        if self._worker is not None:
+            self._jobs.put(None)
+            threads.append(self._worker)
+        end = monotonic() + timeout
+        for thread in threads:
+            thread.join(max(0.0, end - monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     # ------------------------------------------------------------------------ on the worker thread
 

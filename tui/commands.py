@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Command:
     """One command; the app does it in `command_NAME`, or `action_NAME` where it takes no words.
 
-    `words` is what may follow, as the help shows it; `keys` is a key that does the same.
+    `words` is what may follow, as the help shows it; `keys` is a key that does the same; `lines`:
+    the words may have several lines.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Command:
     words: str = ""
     keys: str = ""
     aliases: tuple[str, ...] = ()
+    lines: bool = False
 
     @property
     def title(self) -> str:
@@ -32,14 +34,15 @@ class Command:
 COMMANDS = (
     Command("help", "show keys and commands", keys="f1"),
     Command("pair", "choose the models to talk to", "[NAME]", "ctrl+o", ("model",)),
-    Command("system", "set the system prompt, from the next answer on", "TEXT"),
-    Command("set", "change a setting", "NAME VALUE"),
+    Command("system", "set the system prompt, from the next answer on", "TEXT", lines=True),
+    Command("set", "change a setting", "NAME VALUE", lines=True),
     Command("save", "keep this pair's settings for the next time"),
     Command("settings", "look at all settings", keys="ctrl+s"),
     Command("export", "write the conversation to a file", "[md|json] [FILE]"),
     Command("clear", "begin a new conversation; the old one stays in the history", keys="ctrl+n",
             aliases=("new",)),
-    Command("stats", "show or hide the figures panel", keys="ctrl+g", aliases=("figures",)),
+    Command("stats", "show the figures panel, its next page, or hide it", keys="ctrl+g",
+            aliases=("figures",)),
     Command("tokens", "show where each token came from, or stop it", keys="ctrl+t"),
     Command("search", "find text in this conversation", "[TEXT]", "ctrl+f", ("find",)),
     Command("history", "find an earlier conversation", keys="ctrl+l", aliases=("resume",)),
@@ -47,8 +50,9 @@ COMMANDS = (
     Command("again", "have the last question answered anew", keys="ctrl+r",
             aliases=("regenerate",)),
     Command("continue", "go on with the last answer", keys="f9"),
-    Command("edit", "change the last question and ask it again", keys="f2"),
-    Command("copy", "copy the last answer, or one of its code blocks", "[code [N]]", "ctrl+y"),
+    Command("edit", "change an earlier question and ask it again", keys="f2"),
+    Command("copy", "copy the last answer, answer N from the end, or a code block",
+            "[N] [code [M]]", "ctrl+y"),
     Command("stop", "stop the answer and keep what came", keys="escape"),
     Command("theme", "change the colours", "[NAME]"),
     Command("quit", "leave", keys="ctrl+q", aliases=("exit",)),
@@ -62,19 +66,25 @@ def parse(line: str) -> tuple[Command | None, str, str]:
 
     Exactly one of the first and the last is there.
     """
-    name, _, rest = line[1:].strip().partition(" ")
+    name, *rest = line[1:].split(maxsplit=1) or [""]
     command = _BY_NAME.get(name.lower())
     if command is not None:
-        return command, rest.strip(), ""
+        return command, "".join(rest).strip(), ""
     close = difflib.get_close_matches(name.lower(), list(_BY_NAME), n=1)
-    hint = f"did you mean /{close[0]}?" if close else "/help lists what there is"
-    return None, "", f"there is no command /{name}: {hint}"
+    hint = f"did you mean /{close[0]}?" if close else "/help lists what there is."
+    return None, "", f"There is no command /{name}: {hint} A space before it sends it as a message."
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is for the chat itself: a slash and a word, in one line; no path."""
+    """Whether a message is for the chat itself: a slash and a word, and no path.
+
+    In one line, unless the command takes several.
+    """
     first = text.split(maxsplit=1)[0] if text.strip() else ""
-    return text.startswith("/") and "\n" not in text and first[1:].replace("-", "").isalpha()
+    if not text.startswith("/") or not first[1:].replace("-", "").isalpha():
+        return False
+    command = _BY_NAME.get(first[1:].lower())
+    return "\n" not in text.strip() or (command is not None and command.lines)
 
 
 def completions(line: str, values: Sequence[str] = ()) -> list[str]:

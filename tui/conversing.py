@@ -6,14 +6,9 @@ ends a turn saves it before the next begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter, thread_time, time
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import thread_time
+from typing import TYPE_CHECKING, Any
 
-from textual.app import App
-
-from edgespec.errors import EdgespecError
 from edgespec.tui import items
 from edgespec.tui.messages import (
     Choice,
@@ -26,80 +21,44 @@ from edgespec.tui.messages import (
     LoadFailed,
     Loading,
     Measured,
-    Preferences,
     Settings,
     Started,
     Streamed,
     Turn,
 )
 from edgespec.tui.panel import bytes_of, caption
-from edgespec.tui.shown import one_line, shown
-from edgespec.tui.talk import Talk
-from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine
-from edgespec.tui.widgets.composer import BUSY, IDLE, Composer
-from edgespec.tui.widgets.transcript import Transcript
+from edgespec.tui.showing import Showing, Stores, count
+from edgespec.tui.shown import one_line
+from edgespec.tui.widgets.composer import BUSY, IDLE
 
 if TYPE_CHECKING:
-    from textual.notifications import SeverityLevel
+    from collections.abc import Callable, Sequence
 
-    from edgespec.tui.bridge import Bridge
-    from edgespec.tui.history import History, Writer
-    from edgespec.tui.settings_file import SettingsFile
+    from edgespec.tui.history import Writer
+
+__all__ = ["Conversing", "Stores"]
 
 TICK = 0.1
 """Seconds from one look at the events to the next, unless drawing takes too long for that."""
 SHARE = 0.04
 """The share of a processor that drawing may take: the models compute on the same ones."""
 _LONGEST_TICK = 1.0
-_A = TypeVar("_A")
-_R = TypeVar("_R")
+_SOON = (0.05, 0.1, 0.18)
+"""Seconds after a stop at which to look, whatever drawing took: a stop must be seen at once."""
 
 
-@dataclass
-class Stores:
-    """Where things are kept; None keeps nothing."""
+class Conversing(Showing):
+    """The chat's state and what events do to it."""
 
-    history: History | None = None
-    settings: SettingsFile | None = None
-
-
-class Conversing(App[None]):
-    """The chat's state and what events do to it; `ChatApp` adds keys, commands and screens."""
-
-    def __init__(
-        self,
-        bridge: Bridge,
-        choice: Choice,
-        settings: Callable[[str], Settings],
-        stores: Stores,
-        preferences: Preferences,
-        *,
-        clock: Callable[[], float] = perf_counter,
-        wall_clock: Callable[[], float] = time,
-    ) -> None:
-        """`settings` gives those of a pair by its label; it may take its time, and raise."""
-        super().__init__()
-        self.bridge = bridge
-        self.choice = choice
-        self.settings = Settings()
-        self.settings_of = settings
-        self.stores = stores
-        self.preferences = preferences
-        self.talk = Talk()
-        self.loaded: Loaded | None = None
-        self.bar = TextLine()
-        self.transcript = Transcript()
-        self.panel = FiguresPanel()
-        self.figures = FiguresLine()
-        self.composer = Composer()
-        self._clock = clock
-        self._wall_clock = wall_clock
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._writer: Writer | None = None
         self._load = -1
         self._loading = True
+        self._remembered = ""  # the pair to begin with the next time, once it is loaded
         self._answer: items.Answer | None = None
+        self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
         self._waiting: items.Question | None = None
-        self._figured: Figures | None = None
         self._used = 0.0
         self._ticking = False
 
@@ -115,10 +74,14 @@ class Conversing(App[None]):
         """Take what came, and come back the later the more of the processor drawing took."""
         if not self._ticking or not self.is_running:
             return
-        for event in self.bridge.drain():
-            self.take(event)
+        self._drain()
         used, self._used = thread_time() - self._used, thread_time()
         self.set_timer(min(_LONGEST_TICK, max(TICK, used / SHARE)), self._tick)
+
+    def _drain(self) -> None:
+        if self._ticking and self.is_running:
+            for event in self.bridge.drain():
+                self.take(event)
 
     # ---------------------------------------------------------------------------------- loading
 
@@ -145,9 +108,10 @@ class Conversing(App[None]):
                     of = f" of {bytes_of(total)}" if total else ""
                     done = f"downloading {one_line(event.model)}: {bytes_of(event.done_bytes)}{of}"
                     self._say(f"{done} · Esc stops it")
-        handle = getattr(self.screen, "handle", None)
-        if handle is not None:
-            handle(event)
+        for screen in tuple(self.screen_stack):  # the one it is for may have another on top
+            handle = getattr(screen, "handle", None)
+            if handle is not None:
+                handle(event)
 
     def _take_load(self, event: Loading | Measured | Loaded | LoadFailed) -> None:
         match event:
@@ -156,8 +120,8 @@ class Conversing(App[None]):
             case Measured(_, kind, tokens, seconds):
                 what = "a check of" if kind == "check" else f"{kind} reading"
                 self._say(
-                    f"measuring this pair, once: {what} {tokens} "
-                    f"token{'s' * (tokens != 1)} took {seconds * 1000:.1f} ms"
+                    f"measuring this pair, once: {what} {count(tokens, 'token')} "
+                    f"took {seconds * 1000:.1f} ms"
                 )
             case Loaded():
                 self._loading = False
@@ -166,6 +130,9 @@ class Conversing(App[None]):
                 device = f"{event.device} · " if event.device else ""
                 self.bar.say(one_line(event.name), one_line(f"{device}drafters: {drafters}"))
                 self._say("")
+                # Not before: a pair the system ended for its memory isn't to be loaded every time.
+                if self._remembered and self._remembered == event.choice.pair:
+                    self.prefer(last_pair=self._remembered)
                 for note in event.notes:
                     self.note(note)
                 self._ask_waiting()
@@ -181,10 +148,11 @@ class Conversing(App[None]):
     def ask(self, question: str) -> None:
         """Ask now, or as soon as model and answer under way allow it."""
         if self.talk.running is None and not self._loading and self.loaded is None:
-            self.composer.put(question)
+            self.composer.put_back(question)
             self.tell("No model is loaded: choose a pair first (Ctrl+O).")
         elif self.talk.running is None and not self._loading:
             self._begin(question)
+            self.transcript.follow()
         elif not self.talk.waiting:
             self.talk.waiting = question
             self._waiting = items.Question(question)
@@ -193,13 +161,14 @@ class Conversing(App[None]):
             self.transcript.add(self._waiting)
             self.transcript.follow()
         else:
-            self.composer.put(question)
+            self.composer.put_back(question)
             self.tell("One question is waiting already: this one stays here.")
 
     def again(self) -> None:
         """Have the last question answered anew."""
         if self._last_turn() is not None:
             self._begin(self.talk.turns[-1].question, index=len(self.talk.turns) - 1)
+            self.transcript.follow()
 
     def go_on(self) -> None:
         """Continue the last answer."""
@@ -210,21 +179,35 @@ class Conversing(App[None]):
             self.tell("There is nothing to continue: the answer is empty.")
             return
         self._begin(turn.question, index=len(self.talk.turns) - 1, more=True)
+        self.transcript.follow()
 
     def ask_instead(self, question: str, index: int) -> None:
-        """Ask something else in the place of turn `index`; it and what follows are replaced."""
-        if self._last_turn() is not None:
-            self._begin(question, index=index)
+        """Ask something else in the place of turn `index`; it and what follows are replaced.
+
+        Where that can't be now, the question stays to be edited.
+        """
+        if self._last_turn() is None:
+            self.composer.put_back(question)
+            return
+        self.editing = None
+        self._begin(question, index=index)
+        self.transcript.follow()
 
     def stop(self) -> None:
         """Stop what is under way; a question that waits comes back to the composer."""
-        self._give_back_waiting()
+        self.stop_answer()
         if self._loading:
             self.bridge.cancel_load()
             self._say("stopping")
-        elif self.talk.running is not None:
+
+    def stop_answer(self) -> None:
+        """The same, but a pair that is being loaded goes on."""
+        self._give_back_waiting()
+        if self.talk.running is not None:
             self.bridge.stop()
             self._say("stopping")
+            for seconds in _SOON:
+                self.set_timer(seconds, self._drain)
 
     @property
     def busy(self) -> bool:
@@ -253,13 +236,14 @@ class Conversing(App[None]):
             now=self._wall_clock(),
         )
         place = self.talk.running.index if self.talk.running is not None else 0
-        self._cut_items(place)
-        self.transcript.add(items.Question(question, place))
         self._answer = answer = items.Answer(ask.answer, place)
         answer.streaming = True
         answer.tokens_shown = self.preferences.tokens
-        self.transcript.add(answer)
-        self.transcript.follow()
+        shown = [items.Question(question, place), answer]
+        self._replaced = self.transcript.replace(self._place_of(place), shown)
+        if more:
+            before = [item for item in self._replaced if isinstance(item, items.Answer)]
+            answer.pieces = list(before[0].pieces) if before else []
         self._say("reading the question")
         self.composer.placeholder = BUSY
         self.bridge.ask(ask)
@@ -281,29 +265,32 @@ class Conversing(App[None]):
             case Finished():
                 self._show_figures(event.figures)
                 self._end(event)
-            case Failed(_, error):
+            case Failed():
                 self._end(event)
-                self.note(error, "error")
 
     def _end(self, event: Finished | Failed) -> None:
         answer = self._answer
         assert answer is not None
-        index = self.talk.running.index if self.talk.running is not None else 0
-        turn = self.talk.end(event, self.choice.label)
-        self._answer = None
+        running = self.talk.running
+        assert running is not None
+        turn = self.talk.end(event, self.choice.label, answer.text)
+        replaced, self._answer, self._replaced = self._replaced, None, []
         self.composer.placeholder = IDLE
-        self._say("")
+        if not self._loading:
+            self._say("")
         if turn is None:
-            self.show_turns(self.talk.turns, self._writer)
+            self.transcript.replace(self._place_of(running.index), replaced)
+            if running.question != self.talk.turns[running.index].question:
+                self.composer.put_back(running.question)  # edited, and nothing came of it
+                self.editing = running.index
         else:
             answer.streaming = False
             answer.caption = caption(turn)
             self.transcript.touch(answer)
-            self._save(index, turn)
+            self._save(running.index, turn)
+        if isinstance(event, Failed):
+            self.note(event.error, "error")
         self._ask_waiting()
-
-    def _lay_out(self, width: int) -> None:
-        """Fit the screen to its width and the preferences; see `ChatApp`."""
 
     def save_unfinished(self) -> None:
         """Keep what came of an answer whose end nobody waits for."""
@@ -318,21 +305,40 @@ class Conversing(App[None]):
             if turn is not None:
                 self._save(running.index, turn)
         self.talk.running = self._answer = None
+        self._replaced = []
         self.composer.placeholder = IDLE
+        if not self._loading:
+            self._say("")
+
+    @property
+    def unsaved(self) -> str:
+        """Why the open conversation isn't on the disk, or not all of it; "" where it is."""
+        return self._writer.problem if self._writer is not None else ""
 
     def _save(self, index: int, turn: Turn) -> None:
         if self.stores.history is None:
             return
         if self._writer is None:
             self._writer = self.stores.history.begin()
+        writer = self._writer
+        self._change_file(lambda: writer.put(index, turn))
+
+    def _change_file(self, change: Callable[[], None]) -> bool:
+        """Whether a change of the conversation is on the disk; the person is told why not."""
+        saved = True
         try:
-            self._writer.put(index, turn)
+            change()
         except OSError as error:  # the conversation goes on in memory
             self.note(str(error), "error")
-        if self._writer.notice:
+            saved = False
+        if self._writer is not None and self._writer.notice:
             self.note(self._writer.notice)
+            self._writer.notice = ""
+        return saved
 
     def _ask_waiting(self) -> None:
+        if self._loading or self.talk.running is not None:
+            return
         question, self.talk.waiting = self.talk.waiting, ""
         self._drop_waiting()
         if question:
@@ -342,70 +348,20 @@ class Conversing(App[None]):
         question, self.talk.waiting = self.talk.waiting, ""
         self._drop_waiting()
         if question:
-            self.composer.put("\n".join(filter(None, [question, self.composer.text])))
+            self.composer.put_back(question)
 
     def _drop_waiting(self) -> None:
         if self._waiting is not None:
             self.transcript.take_out(self._waiting)
             self._waiting = None
 
-    # --------------------------------------------------------------------------------- the screen
-
     def show_turns(self, turns: Sequence[Turn], writer: Writer | None) -> None:
-        """A conversation as it is kept, in the place of what is shown."""
+        """A conversation as it is kept, in the place of the one that is open."""
         self.save_unfinished()
         waiting = self.talk.waiting
         self.talk.restart(turns)
         self.talk.waiting = waiting
+        self.editing = None
         self._writer = writer
         self._answer = None
-        found: list[items.Item] = []
-        for index, turn in enumerate(turns):
-            answer = items.Answer(turn.answer, index)
-            answer.caption = caption(turn)
-            answer.tokens_shown = self.preferences.tokens
-            found += [items.Question(turn.question, index), answer]
-            if turn.error:
-                found.append(items.Note(turn.error, "error", index))
-        if self._waiting is not None:
-            found.append(self._waiting)
-        self.transcript.show(found)
-
-    def tell(self, text: str, severity: SeverityLevel = "information") -> None:
-        """A sentence that goes away by itself."""
-        self.notify(shown(text), severity=severity, markup=False)
-
-    def prefer(self, **changes: Any) -> None:
-        """Change preferences, and keep them."""
-        self.preferences = replace(self.preferences, **changes)
-        self._lay_out(self.size.width)
-        if self.stores.settings is not None:
-            self.kept(self.stores.settings.save_preferences, self.preferences)
-
-    def kept(self, function: Callable[[_A], _R], argument: _A) -> _R | None:
-        """What a store answers; where it can't, the person is told."""
-        try:
-            return function(argument)
-        except EdgespecError as error:
-            self.tell(str(error), "warning")
-            return None
-
-    def note(self, text: str, style: str = "note") -> None:
-        """A sentence for the person, where the conversation is."""
-        self.transcript.add(items.Note(text, style, len(self.talk.turns) - 1))
-
-    def _cut_items(self, index: int) -> None:
-        for place, item in enumerate(self.transcript.document.items):
-            if item.turn >= index and not isinstance(item, items.Note):
-                self.transcript.cut(place)
-                return
-
-    def _show_figures(self, figures: Figures) -> None:
-        self._figured = self.figures.figures = figures
-        self.figures.changed()
-        self.panel.take(figures)
-
-    def _say(self, status: str) -> None:
-        if status != self.figures.status:
-            self.figures.status = one_line(status)
-            self.figures.changed()
+        self._show_items(turns, *([self._waiting] if self._waiting is not None else []))

@@ -6,6 +6,7 @@ Invariant: every row of `commands.COMMANDS` has its method here, `command_NAME` 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
@@ -17,6 +18,8 @@ from edgespec.tui.widgets.board import TokenLine
 from edgespec.tui.widgets.search import SearchBar
 from edgespec.tui.widgets.suggestions import Suggestions
 
+_COPIED = re.compile(r"(?P<answer>\d{1,6})? *(?P<code>code(?: *(?P<block>\d{1,6}))?)?")
+
 
 class Doing(Conversing):
     """Actions and commands."""
@@ -24,7 +27,6 @@ class Doing(Conversing):
     inspector: TokenLine
     suggestions: Suggestions
     search: SearchBar
-    editing: int | None = None
 
     # ------------------------------------------------------------------------------------ actions
 
@@ -61,8 +63,9 @@ class Doing(Conversing):
             self.exit()
 
     def action_stats(self) -> None:
-        """Show or hide the figures panel."""
-        self.prefer(panel=not self.preferences.panel)
+        """Show the figures panel, then what it has no room for, then hide it."""
+        if not self.preferences.panel or not self.panel.turn_page():
+            self.prefer(panel=not self.preferences.panel)
         self.panel.changed()
 
     def action_tokens(self) -> None:
@@ -83,25 +86,34 @@ class Doing(Conversing):
         self.go_on()
 
     def action_edit(self) -> None:
-        """Bring the last question back to be changed; sending it replaces the turn."""
-        if self.talk.turns and not self.busy:
-            self.editing = len(self.talk.turns) - 1
-            self.composer.put(self.talk.turns[-1].question)
-            self.composer.focus()
-            self.tell("Enter asks it again in its place; Esc leaves all as it was.")
+        """Bring the last question back to be changed, or the one before that in the composer.
+
+        Sending it replaces its turn and drops those behind it.
+        """
+        if self._last_turn() is None:
+            return
+        last = len(self.talk.turns) - 1
+        at = self.editing
+        unchanged = at is not None and at <= last and self._as_asked(at)
+        self.editing = at = max(0, at - 1) if at is not None and unchanged else last
+        self.composer.put(self.talk.turns[at].question)
+        self.composer.focus()
+        self.show_turn(at)
+
+    def _as_asked(self, index: int) -> bool:
+        """Whether the composer holds question `index` as it was asked."""
+        return self.composer.text == self.talk.turns[index].question
 
     def action_clear(self) -> None:
         """A new conversation."""
-        self.stop()
-        if self.talk.running is not None:
-            self.bridge.stop()
+        self.stop_answer()
         self.show_turns((), None)
 
     def action_help(self) -> None:
         """Keys and commands."""
         from edgespec.tui.widgets.help import HelpScreen
 
-        if not isinstance(self.screen, HelpScreen):
+        if len(self.screen_stack) == 1:
             self.push_screen(HelpScreen())
 
     def action_copy(self) -> None:
@@ -130,7 +142,7 @@ class Doing(Conversing):
         """Look at all settings."""
         from edgespec.tui.screens.settings import SettingsScreen
 
-        self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set)
+        self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set_all)
 
     def action_save(self) -> None:
         """Keep this pair's settings."""
@@ -145,15 +157,22 @@ class Doing(Conversing):
         if name:
             from edgespec.registry import load_registry
 
-            self._choose(Choice(load_registry().pair(name).name))
-            return
+            name = load_registry().pair(name).name
         from edgespec.tui.screens.pairs import PairPicker
 
-        self.push_screen(PairPicker(self.choice, self.bridge, self.stores.settings), self._choose)
+        wanted = Choice(name) if name else None  # too big or not here: the picker asks
+        self.push_screen(
+            PairPicker(self.choice, self.bridge, self.stores.settings, wanted=wanted), self._choose
+        )
 
     def command_system(self, text: str) -> None:
-        """Set the system prompt."""
-        self._set_text("system", text)
+        """Set the system prompt; without words, show it."""
+        if text:
+            self._set_text("system", text)
+        elif self.settings.system:
+            self.tell(f"The system prompt: {self.settings.system}\n/set system takes it away.")
+        else:
+            self.tell("There is no system prompt: /system TEXT sets one.")
 
     def command_set(self, words: str) -> None:
         """Change a setting: its name and its value."""
@@ -164,22 +183,32 @@ class Doing(Conversing):
         self._set_text(name, value.strip())
 
     def command_copy(self, words: str) -> None:
-        """Copy the last answer, or its code block number N (the last one)."""
+        """Copy answer N from the end (the last one), or its code block M (the last one)."""
         answers = [i for i in self.transcript.document.items if isinstance(i, items.Answer)]
         if not answers:
             self.tell("There is no answer to copy yet.")
             return
-        what, _, number = words.partition(" ")
-        if what != "code":
-            self._copy(answers[-1].text)
+        asked = _COPIED.fullmatch(words)
+        if asked is None:
+            self.tell(
+                "Write /copy, /copy 2 (the answer before the last) or /copy code 1.", "warning"
+            )
             return
-        codes = answers[-1].codes
+        back, what, block = int(asked["answer"] or 1), asked["code"], int(asked["block"] or 0)
+        if not 1 <= back <= len(answers):
+            self.tell(f"Answers are 1 (the last) to {len(answers)}.", "warning")
+            return
+        answer = answers[-back]
+        if not what:
+            self._copy(answer.text)
+            return
+        codes = answer.codes
         if not codes:
-            self.tell("The last answer has no code block.")
-        elif number and not (number.isdecimal() and 1 <= int(number) <= len(codes)):
-            self.tell(f"The last answer's code blocks are 1 to {len(codes)}.", "warning")
+            self.tell("This answer has no code block.")
+        elif asked["block"] and not 1 <= block <= len(codes):
+            self.tell(f"This answer's code blocks are 1 to {len(codes)}.", "warning")
         else:
-            self._copy(codes[int(number) - 1 if number else -1])
+            self._copy(codes[block - 1])
 
     def command_export(self, words: str) -> None:
         """Write the conversation to a file."""
@@ -207,8 +236,9 @@ class Doing(Conversing):
         elif self._writer is None:
             self.tell("This conversation begins with its first question; name it then.")
         else:
-            self._writer.rename(title)
-            self.tell(f"This conversation is now called {one_line(title)}.")
+            writer = self._writer
+            if self._change_file(lambda: writer.rename(title)):
+                self.tell(f"This conversation is now called {one_line(title)}.")
 
     def command_theme(self, name: str) -> None:
         """Change the colours."""
@@ -218,6 +248,10 @@ class Doing(Conversing):
             self.theme = name
         else:
             self.tell(f"There is no theme {one_line(name)}: Tab lists them.", "warning")
+
+    def command_quit(self, words: str) -> None:  # noqa: ARG002
+        """Leave."""
+        self.exit()
 
     # ------------------------------------------------------------------------------------- helpers
 
@@ -236,20 +270,24 @@ class Doing(Conversing):
             return
         self.stop()
         settings = self.kept(self.settings_of, choice.label) or Settings()
-        if choice.pair is not None:
-            self.prefer(last_pair=choice.pair)
+        self._remembered = choice.pair or ""
         self.open_pair(choice, settings)
 
     def _resume(self, conversation: str | None) -> None:
         """Go on with a conversation of the history."""
         if conversation is None or self.stores.history is None:
+            if self._writer is not None and self._writer.forgotten:
+                self.action_clear()  # it was deleted in the list
+            return
+        if self._writer is not None and self._writer.id == conversation:
+            self.transcript.follow()  # it is open here, perhaps with an answer under way
             return
         try:
             opened = self.stores.history.resume(conversation)
         except EdgespecError as error:
             self.tell(str(error), "error")
             return
-        self.stop()
+        self.stop_answer()
         self.show_turns(opened.turns, opened.writer)
         for note in opened.notes:
             self.note(note)
@@ -261,10 +299,14 @@ class Doing(Conversing):
         self._set(changed)
         self.tell(f"{one_line(name)} is {one_line(value) or 'as usual'} now; /save keeps it.")
 
-    def _set(self, settings: Settings | None) -> None:
+    def _set_all(self, settings: Settings | None) -> None:
+        """Take over those of the form."""
+        if settings is not None and settings != self.settings:
+            self._set(settings)
+            self.tell("These settings hold until you leave; /save keeps them.")
+
+    def _set(self, settings: Settings) -> None:
         """Take over settings; what a pair is loaded with loads it again."""
-        if settings is None:
-            return
         before, self.settings = self.settings, settings
         if any(getattr(before, name) != getattr(settings, name) for name in LOADED_WITH):
             self.stop()

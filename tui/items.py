@@ -111,6 +111,14 @@ class Answer(Item):
         self.pieces += pieces
         self.changed()
 
+    def restyle(self) -> None:
+        """See `Item.restyle`; what is kept for the other view is drawn anew too."""
+        super().restyle()
+        if self._markdown is not None:
+            self._markdown.restyle()
+        if self._flow is not None:
+            self._flow.restyle()
+
     @property
     def codes(self) -> list[str]:
         """Its code blocks."""
@@ -170,6 +178,11 @@ class TokenFlow:
         if self._parts and self._open is None:
             self._open = Line(Content.assemble(*self._parts), tokens=tuple(self._places))
         return [*self._done, self._open] if self._open is not None else list(self._done)
+
+    def restyle(self) -> None:
+        """Draw its lines anew, as the colours changed."""
+        for line in self.lines:
+            line.strip = None
 
     def add(self, piece: Piece) -> None:
         """The next token."""

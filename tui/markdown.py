@@ -53,6 +53,11 @@ class Block:
             self._kept = (width, list(_lay_out(self, width)))
         return self._kept[1]
 
+    @property
+    def lines_kept(self) -> Sequence[Line]:
+        """Its lines as far as they are laid out."""
+        return self._kept[1]
+
 
 class MarkdownText:
     """A Markdown source that grows, and its blocks."""
@@ -90,6 +95,12 @@ class MarkdownText:
                 codes += 1
             found += lines
         return found
+
+    def restyle(self) -> None:
+        """Draw its lines anew, as the colours changed."""
+        for block in self.blocks:
+            for line in block.lines_kept:
+                line.strip = None
 
     @property
     def codes(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from edgespec.tui import charts
@@ -38,6 +39,11 @@ def short(figures: Figures, width: int) -> Content:
     for part in known:
         if len(" · ".join([*parts, part])) <= width:
             parts.append(part)
+    if "parked" in parts and figures.reason:
+        at, why = parts.index("parked"), f"parked: {one_line(figures.reason)}"
+        with_reason = [*parts[:at], why, *parts[at + 1 :]]
+        if cell_len(" · ".join(with_reason)) <= width:
+            parts = with_reason
     first, *others = parts or [""]
     return Content.assemble((first, "value"), *((f" · {part}", "label") for part in others))
 
@@ -69,21 +75,50 @@ def caption(turn: Turn) -> str:
     return " · ".join(parts)
 
 
-def long(figures: Figures, speeds: Sequence[float], width: int, height: int) -> list[Content]:
-    """Everything, in as many columns as there is width for and as many sections as fit.
+def long(figures: Figures, speeds: Sequence[float], width: int, height: int) -> list[list[Content]]:
+    """Everything, in as many columns as there is width for and as many pages as it takes.
 
     speeds: tokens per second of this answer, one for each snapshot.
     """
     columns = max(1, min(3, (width + _GAP) // 29))
     room = (width - _GAP * (columns - 1)) // columns
+    sections = list(_sections(figures, speeds, room, 2 if height < 14 else 4))
+    stacks, rest = _stacked(sections, columns, height)
+    if not rest:
+        return [_beside(stacks, room)]
+    pages = []
+    while sections:
+        stacks, sections = _stacked(sections, columns, max(1, height - 1))
+        page = _beside(stacks, room)
+        pages.append(page + [Content()] * (height - 1 - len(page)))
+    for number, page in enumerate(pages, 1):
+        more = f"page {number} of {len(pages)} · Ctrl+G or a click: on"
+        page.append(Content.styled(more, "label").truncate(width, ellipsis=True))
+    return pages
+
+
+def _stacked(
+    sections: Sequence[list[Content]], columns: int, height: int
+) -> tuple[list[list[Content]], list[list[Content]]]:
+    """Columns of sections, and the sections for which there was no room."""
     stacks: list[list[Content]] = [[] for _ in range(columns)]
-    graph_rows = 2 if height < 14 else 4
-    for section in _sections(figures, speeds, room, graph_rows):
+    rest: list[list[Content]] = []
+    for section in sections:
         for stack in stacks:
             gap = [Content()] if stack else []
             if len(stack) + len(gap) + len(section) <= height:
                 stack += gap + section
                 break
+        else:
+            rest.append(section)
+    if not any(stacks) and rest:
+        stacks[0] = rest.pop(0)[:height]  # longer than the panel is high
+    return stacks, rest
+
+
+def _beside(stacks: Sequence[Sequence[Content]], room: int) -> list[Content]:
+    """Columns side by side."""
+    columns = len(stacks)
     rows = []
     for number in range(max(map(len, stacks))):
         row = Content()

@@ -61,16 +61,17 @@ class Talk:
         """Whether events of this turn number are still of interest."""
         return self.running is not None and self.running.number == number
 
-    def end(self, event: Finished | Failed, pair: str) -> Turn | None:
+    def end(self, event: Finished | Failed, pair: str, came: str = "") -> Turn | None:
         """The turn under way is over: what it came to, in its place.
 
+        came: the text so far, which is the answer where it failed in the middle.
         None: nothing came of asking again, so what was there before stands.
         """
         running = self.running
         assert running is not None
         turn = Turn(running.question, pair=pair, asked_at=running.asked_at)
         if isinstance(event, Failed):
-            turn = replace(turn, answer=running.before, error=event.error)
+            turn = replace(turn, answer=came or running.before, error=event.error)
         else:
             turn = replace(turn, answer=event.text, reason=event.reason, figures=event.figures)
         self.running = None

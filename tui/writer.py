@@ -88,6 +88,11 @@ class Writer:
         with self._lock:
             return tuple(self._turns)
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether its file was deleted on purpose."""
+        return self._forgotten
+
     def put(self, index: int, turn: Turn) -> None:
         """Turn `index` (at most the number of turns) is this one now, and none follows it.
 

@@ -8,6 +8,14 @@ from __future__ import annotations
 from datetime import datetime
 
 
+def stamp(at: float, now: datetime) -> str:
+    """A time in full, in the zone of `now`: "2026-11-23 17:58"; "" where it is no time."""
+    try:
+        return f"{datetime.fromtimestamp(at, now.tzinfo):%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
 def when(at: float, now: datetime) -> str:
     """A time as people say it: "17:58", "yesterday", "Mon 23 Nov", "23 Nov 2025"."""
     try:

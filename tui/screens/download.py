@@ -92,6 +92,7 @@ class DownloadScreen(SmallSheet[bool]):
         self._pair = info.choice.pair or ""
         self._meter = Meter()
         self._under_way = False
+        self._over: DownloadEnded | None = None  # while another screen is on top
         self._model = Static(classes="model")
         self._figures = Static(classes="figures")
         self._bar = DownloadBar()
@@ -174,7 +175,16 @@ class DownloadScreen(SmallSheet[bool]):
         self._figures.update(Content(progress.line))
         self._bar.fill(progress.share)
 
+    def on_screen_resume(self) -> None:
+        """What was on top is gone; the download may have ended behind it."""
+        over, self._over = self._over, None
+        if over is not None:
+            self._end(over)
+
     def _end(self, event: DownloadEnded) -> None:
+        if not self.is_active:
+            self._over = event
+            return
         self._under_way = False
         if not event.error:
             self.dismiss(not event.cancelled)

@@ -24,7 +24,7 @@ from edgespec.tui.export import AlreadyThere, export, file_name
 from edgespec.tui.history import History, Summary
 from edgespec.tui.messages import Event, Failed, Finished
 from edgespec.tui.screens.ask import AskText, Confirm
-from edgespec.tui.screens.dates import when
+from edgespec.tui.screens.dates import stamp, when
 from edgespec.tui.screens.sheet import Cell, Heading, Rows, Sheet, row
 from edgespec.tui.shown import one_line, shown
 
@@ -173,8 +173,9 @@ class HistoryList(Sheet[str | None]):
             text = f"{summary.problem} It is kept as it is."
             self._detail.update(Content.styled(shown(text), "$text-warning"))
         else:
-            at = datetime.fromtimestamp(summary.at, self._now().tzinfo)
-            facts = [f"last changed {at:%Y-%m-%d %H:%M}", human_bytes(summary.size_bytes)]
+            at = stamp(summary.at, self._now())
+            facts = [f"last changed {at}"] if at else []
+            facts += [human_bytes(summary.size_bytes)]
             facts += [f"with {summary.pair}"] if summary.pair else []
             facts += ["open here"] if self._history.is_open(summary.id) else []
             self._detail.update(
@@ -222,7 +223,7 @@ class HistoryList(Sheet[str | None]):
         summary = self._readable
         if summary is None:
             return
-        title = await self.app.push_screen_wait(
+        title = await self.ask(
             AskText("Rename", "Empty: the beginning of its first question.", summary.title)
         )
         if title is not None:
@@ -235,7 +236,7 @@ class HistoryList(Sheet[str | None]):
         if summary is None:
             return
         title = one_line(summary.title) or summary.id
-        if await self.app.push_screen_wait(
+        if await self.ask(
             Confirm("Delete", f"Delete “{title}” from this machine for good?", "Delete")
         ):
             self._do(lambda: self._history.delete(summary.id))
@@ -248,7 +249,7 @@ class HistoryList(Sheet[str | None]):
             return
         path = str((self._folder or Path.cwd()) / f"{file_name(summary.title)}.md")
         while True:
-            answer = await self.app.push_screen_wait(
+            answer = await self.ask(
                 AskText("Export", "A file that ends in .md (Markdown) or .json.", path, "Export")
             )
             if answer is None:
@@ -257,7 +258,7 @@ class HistoryList(Sheet[str | None]):
             try:
                 written = self._export(summary, Path(path), replace=False)
             except AlreadyThere as there:
-                if not await self.app.push_screen_wait(Confirm("Export", str(there), "Replace it")):
+                if not await self.ask(Confirm("Export", str(there), "Replace it")):
                     continue
                 try:
                     written = self._export(summary, Path(path), replace=True)

@@ -55,6 +55,7 @@ class PairPicker(Sheet[Choice | None]):
         *,
         source: Source | None = None,
         memory_bytes: int | None = None,
+        wanted: Choice | None = None,
     ) -> None:
         """Args:
         current: what is loaded.
@@ -62,9 +63,11 @@ class PairPicker(Sheet[Choice | None]):
         files: where the person's own files are remembered; None: none can be added.
         source: lists the pairs; None: the registry's and the person's own.
         memory_bytes: this machine's memory; None: as the system tells.
+        wanted: chosen already, so that only what has to be asked is asked; None: nothing is.
         """
         super().__init__()
         self._current, self._downloads, self._files = current, downloads, files
+        self._wanted = wanted
         self._memory = total_memory() if memory_bytes is None else memory_bytes
         self._source = source or self._list
         self._pairs: list[PairInfo] = []
@@ -83,7 +86,7 @@ class PairPicker(Sheet[Choice | None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        self._load(self._current)
+        self._load(self._wanted or self._current)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys are shown where they do something."""
@@ -122,6 +125,9 @@ class PairPicker(Sheet[Choice | None]):
         self._rows.show([self._row(info) for info in pairs], at[0] if at else 0)
         self._rows.focus()
         self._tell()
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and at:
+            self.action_choose()
 
     def _is(self, info: PairInfo, choice: Choice) -> bool:
         named = choice.pair is not None or choice.target is not None
@@ -195,7 +201,7 @@ class PairPicker(Sheet[Choice | None]):
         if info.problem:
             self.notify(shown(info.problem), severity="error", markup=False)
             return
-        if info.too_big and not await self.app.push_screen_wait(
+        if info.too_big and not await self.ask(
             Confirm(
                 info.name,
                 f"{info.too_big} It may be very slow, or the system may end it.",
@@ -203,9 +209,7 @@ class PairPicker(Sheet[Choice | None]):
             )
         ):
             return
-        if not info.here and not await self.app.push_screen_wait(
-            DownloadScreen(info, self._downloads)
-        ):
+        if not info.here and not await self.ask(DownloadScreen(info, self._downloads)):
             self._load(info.choice)  # some of it may be here now
             return
         self.dismiss(info.choice)
@@ -215,7 +219,7 @@ class PairPicker(Sheet[Choice | None]):
         """Add a file of the person's."""
         text = ""
         while True:
-            answer = await self.app.push_screen_wait(
+            answer = await self.ask(
                 AskText("Add a model", "A GGUF file, or a folder that holds an ONNX model.", text)
             )
             if answer is None or self._files is None:

@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from edgespec.tui.shown import one_line, shown
 
 Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 GAP = 2
 """Cells between columns."""
@@ -89,6 +91,25 @@ class Sheet(ModalScreen[Answer]):
         Footer { background: $background; }
     }
     """
+
+    _asking = False
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """Close it; nothing where it is closed already, as a second key press may ask for it."""
+        return super().dismiss(result) if self.is_active else AwaitComplete()
+
+    async def ask(self, screen: Screen[Reply]) -> Reply | None:
+        """What a screen on top is answered with; None where one is there already.
+
+        So a key that is pressed twice asks once.
+        """
+        if self._asking:
+            return None
+        self._asking = True
+        try:
+            return await self.app.push_screen_wait(screen)
+        finally:
+            self._asking = False
 
     def on_resize(self, event: events.Resize) -> None:
         """Set the keys closer where there is little room."""

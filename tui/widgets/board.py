@@ -76,17 +76,17 @@ class Board(Widget):
 
 
 class FiguresLine(Board):
-    """The most telling figures of the answer, or a word on what is going on."""
+    """What is going on (`status`), else what keys do now (`mode`), else the answer's figures."""
 
     def __init__(self) -> None:
         super().__init__()
         self.figures: Figures | None = None
-        self.status = ""
+        self.status = self.mode = ""
 
     def contents(self, width: int, height: int) -> list[Content]:  # noqa: ARG002
         """See `Board.contents`."""
-        if self.status:
-            return [Content.styled(self.status, "label").truncate(width, ellipsis=True)]
+        if words := self.status or self.mode:
+            return [Content.styled(words, "label").truncate(width, ellipsis=True)]
         return [panel.short(self.figures, width) if self.figures is not None else Content()]
 
 
@@ -97,6 +97,7 @@ class FiguresPanel(Board):
         super().__init__()
         self._figures: Figures | None = None
         self._speeds: deque[float] = deque(maxlen=_SNAPSHOTS)
+        self._page, self._pages = 0, 1
 
     def take(self, figures: Figures) -> None:
         """The newest figures; those of another answer begin a new graph."""
@@ -108,11 +109,24 @@ class FiguresPanel(Board):
         if self.display:
             self.changed()
 
+    def turn_page(self) -> bool:
+        """Show the next page; False, and the first again, behind the last."""
+        self._page = (self._page + 1) % self._pages
+        self.changed()
+        return self._page > 0
+
+    def on_click(self) -> None:
+        """A click turns the page."""
+        self.turn_page()
+
     def contents(self, width: int, height: int) -> list[Content]:
         """See `Board.contents`."""
         if self._figures is None:
             return [Content.styled("Figures appear with the first answer.", "label")]
-        return panel.long(self._figures, tuple(self._speeds), width, height)
+        pages = panel.long(self._figures, tuple(self._speeds), width, height)
+        self._pages = len(pages)
+        self._page = min(self._page, len(pages) - 1)
+        return pages[self._page]
 
 
 class TextLine(Board):

@@ -36,6 +36,7 @@ class Composer(TextArea):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab", "complete", show=False),
+        Binding("ctrl+d", "delete_or_leave", show=False),
     ]
 
     menu = False
@@ -49,7 +50,7 @@ class Composer(TextArea):
 
     @dataclass
     class Wanted(Message):
-        """A key that the composer has no use for just now: "up", "down" or "tab"."""
+        """A key the composer has no use for just now: "up", "down", "tab" or "ctrl+d"."""
 
         key: str
 
@@ -64,10 +65,11 @@ class Composer(TextArea):
         self.cursor_blink = False  # a blinking cursor repaints, and the models need the processor
 
     def action_send(self) -> None:
-        """Hand out what is written, if anything is."""
+        """Hand out what is written, if anything is; what is typed next is a new message."""
         text = self.text
         if text.strip():
             self.post_message(self.Sent(text))
+            self.load_text("")
 
     def action_newline(self) -> None:
         """Begin a new line."""
@@ -91,10 +93,28 @@ class Composer(TextArea):
         else:
             super().action_cursor_down(select)
 
+    def action_delete_or_leave(self) -> None:
+        """Delete to the right; in an empty composer the key is somebody else's."""
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.Wanted("ctrl+d"))
+
     def put(self, text: str) -> None:
         """Replace what is written."""
         self.load_text(text)
         self.move_cursor(self.document.end)
+
+    def put_back(self, text: str) -> None:
+        """Text that was sent returns, before what was written since."""
+        self.put("\n".join(filter(None, [text, self.text])))
+
+    def paste(self, text: str) -> None:
+        """Take in text from elsewhere, in the place of what is selected."""
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if result := self._replace_via_keyboard(_CONTROL.sub("", text), *self.selection):
+            self.move_cursor(result.end_location)
+            self.focus()
 
     async def _on_key(self, event: events.Key) -> None:
         # No bindings: those of priority are obeyed before the letters typed just ahead of them.
@@ -107,11 +127,6 @@ class Composer(TextArea):
                 self.action_newline()
 
     async def _on_paste(self, event: events.Paste) -> None:
-        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
         event.prevent_default()
         event.stop()
-        if self.read_only:
-            return
-        if result := self._replace_via_keyboard(_CONTROL.sub("", text), *self.selection):
-            self.move_cursor(result.end_location)
-            self.focus()
+        self.paste(event.text)

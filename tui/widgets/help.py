@@ -10,32 +10,41 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Button, Footer, Static
 
 from edgespec.tui.commands import COMMANDS
 from edgespec.tui.lines import wrapped
+from edgespec.tui.screens.sheet import Heading, Sheet
 
 _COLUMN = 34
 _KEYS = (
     ("Enter", "send"),
     ("Ctrl+J, Shift+Enter", "a new line"),
     ("Esc, Ctrl+C", "stop the answer and keep what came"),
-    ("Up, in an empty message", "change the last question"),
+    ("Up, in an empty message", "change the last question; F2 one further back"),
+    ("Space before a /", "send it as a message"),
     ("Tab", "complete a command; else to the conversation and back"),
     ("Up Down PgUp PgDn Home End", "scroll, in the conversation"),
     ("Left Right", "from token to token, with tokens shown"),
     ("Ctrl+P", "every command, to choose from"),
+    ("Ctrl+D, in an empty message", "leave"),
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Sheet[None]):
     """A page to read; any of a few keys closes it."""
 
+    DEFAULT_CSS = """
+    HelpScreen {
+        .sheet { width: 92; max-height: 48; }
+        VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
+        VerticalScroll Static { height: auto; }
+    }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter,f1", "dismiss", "Close", priority=True)
+        Binding("escape,q,enter,f1", "dismiss", "Close", key_display="esc", priority=True)
     ]
 
     def __init__(self) -> None:
@@ -44,12 +53,26 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Keys, then commands."""
-        with VerticalScroll():
-            yield self._page
+        with Vertical(classes="sheet"):
+            yield Heading("Help")
+            with VerticalScroll():
+                yield self._page
+            with Horizontal(classes="buttons"):
+                yield Button("Close", compact=True)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """The keys that scroll are for the page."""
+        self.query_one(VerticalScroll).focus()
+
+    def on_button_pressed(self) -> None:
+        """The one button there is."""
+        self.dismiss()
 
     def on_resize(self, event: events.Resize) -> None:
         """Wrap it anew."""
-        self._page.update(_text(min(84, event.size.width - 9)))
+        super().on_resize(event)
+        self._page.update(_text(min(82, event.size.width - 10)))
 
 
 def _text(width: int) -> Content:

@@ -6,8 +6,11 @@ Invariant: it never takes the keys from the composer; Tab takes what is marked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from textual import events
 from textual.content import Content
+from textual.message import Message
 
 from edgespec.tui import commands
 from edgespec.tui.widgets.board import Board
@@ -17,6 +20,12 @@ _MOST = 8
 
 class Suggestions(Board):
     """A few lines, one of them marked."""
+
+    @dataclass
+    class Clicked(Message):
+        """A line was clicked."""
+
+        line: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +53,19 @@ class Suggestions(Board):
             self._at = (self._at + step) % len(self._lines)
             self.changed()
 
+    def on_click(self, event: events.Click) -> None:
+        """Tell which line."""
+        event.stop()
+        place = self._first(self.size.height) + event.get_content_offset_capture(self).y
+        if 0 <= place < len(self._lines):
+            self.post_message(self.Clicked(self._lines[place]))
+
+    def _first(self, height: int) -> int:
+        return max(0, min(self._at - height // 2, len(self._lines) - height))
+
     def contents(self, width: int, height: int) -> list[Content]:
         """See `Board.contents`."""
-        first = max(0, min(self._at - height // 2, len(self._lines) - height))
+        first = self._first(height)
         rows = []
         for place, line in enumerate(self._lines[first : first + height], first):
             command, words, _ = commands.parse(line)

@@ -81,6 +81,12 @@ class Transcript(ScrollView, can_focus=True):
         text: str
 
     @dataclass
+    class Pasted(Message):
+        """The person pastes, though the keys are here."""
+
+        text: str
+
+    @dataclass
     class CodeClicked(Message):
         """The head of a code block was clicked."""
 
@@ -126,11 +132,23 @@ class Transcript(ScrollView, can_focus=True):
                 self.document.add(other)
             self._update()
 
-    def cut(self, index: int) -> None:
-        """Drop the items from `index` on."""
-        self.document.cut(index)
+    def replace(self, index: int, items: Iterable[Item] = ()) -> list[Item]:
+        """These items in the place of those from `index` on, which are returned.
+
+        The reader stays at the same line of the item that has the place of the one at the top.
+        """
+        document = self.document
+        first = document.at(int(self.scroll_y))
+        inside = int(self.scroll_y) - document.top(first) if first >= 0 else 0
+        dropped = document.items[index:]
+        document.cut(index)
+        for item in items:
+            document.add(item)
         self._cursor = None
+        if not self._following and 0 <= first < len(document.items):
+            self._place(document.top(first) + inside)
         self._update()
+        return dropped
 
     def lay_out_again(self) -> None:
         """Every item looks different now; the same one stays at the top, or the end in sight."""
@@ -354,6 +372,11 @@ class Transcript(ScrollView, can_focus=True):
             typed = event.character if event.is_printable else ""
             self.post_message(self.Typed(typed or ""))
 
+    def on_paste(self, event: events.Paste) -> None:
+        """What is pasted here is meant for the composer too."""
+        event.stop()
+        self.post_message(self.Pasted(event.text))
+
     def on_leave(self) -> None:
         """The pointer is gone."""
         if self._cursor is not None:
@@ -368,16 +391,26 @@ class Transcript(ScrollView, can_focus=True):
             self.post_message(self.CodeClicked(item.codes[line.code]))
 
     def action_token(self, step: int) -> None:
-        """Move the cursor among the tokens of the answer in view."""
-        answers = [i for i in self.document.items if isinstance(i, Answer) and i.tokens_shown]
-        if self._cursor is not None:
-            item, token = self._cursor
-        elif answers:
-            item, token = answers[-1], len(answers[-1].pieces) if step < 0 else -1
-        else:
+        """Move the cursor to the next token, over the end of an answer into its neighbour."""
+        answers = [
+            item
+            for item in self.document.items
+            if isinstance(item, Answer) and item.tokens_shown and item.pieces
+        ]
+        if not answers:
             return
-        assert isinstance(item, Answer)
-        token = max(0, min(token + step, len(item.pieces) - 1))
+        if self._cursor is not None and self._cursor[0] in answers:
+            item, token = self._cursor
+            token += step
+        else:
+            item, token = answers[-1], len(answers[-1].pieces) - 1 if step < 0 else 0
+        at = answers.index(item)
+        if token < 0 and at > 0:
+            item = answers[at - 1]
+            token = len(item.pieces) - 1
+        elif token >= len(item.pieces) and at + 1 < len(answers):
+            item, token = answers[at + 1], 0
+        token = max(0, min(token, len(item.pieces) - 1))
         self._point((item, token))
         index = self.document.items.index(item)
         for inside, line in enumerate(item.lines(self.document.width)):

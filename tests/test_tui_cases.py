@@ -1,0 +1,653 @@
+"""What people do at the wrong moment: nothing they wrote, asked or read is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+from tui_fakes import (
+    ANSWER,
+    Script,
+    Stage,
+    answers,
+    drive,
+    notices,
+    say,
+    screen_text,
+    settled,
+    stage,
+    store,
+    until,
+)
+
+from edgespec.errors import ModelError
+from edgespec.tui import items
+from edgespec.tui.messages import Choice, DownloadEnded, Failed, Loaded, Preferences
+from edgespec.tui.screens.download import DownloadScreen
+from edgespec.tui.screens.pairs import PairPicker
+from edgespec.tui.writer import NotSaved, Writer
+
+LONG = "\n\n".join(f"line {number}" for number in range(80))
+
+
+def burst(s: Stage, *keys: str) -> None:
+    """Keys that are all there before the first of them is handled."""
+    for key in keys:
+        character = {"space": " "}.get(key, key if len(key) == 1 else None)
+        s.app.post_message(events.Key(key, character))
+
+
+async def listed(pilot: Pilot[None], s: Stage) -> None:
+    """Open the history and wait until it is filled."""
+    await pilot.press("ctrl+l")
+    await until(lambda: len(s.app.screen_stack) == 2, pilot)
+    await until(lambda: bool(s.app.screen._found), pilot)  # type: ignore[attr-defined]
+
+
+# ----------------------------------------------------------------------------------------- writing
+
+
+def test_what_is_typed_right_after_enter_is_the_next_message() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        burst(s, *"one", "enter", "enter", *"two")
+        await until(lambda: s.app.composer.text == "two", pilot)
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["one"]
+
+    drive(stage(), body)
+
+
+def test_what_comes_back_stands_before_what_was_typed_since() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        await say(pilot, "two")
+        burst(s, *"three", "enter", *"four")
+        await until(lambda: s.app.composer.text == "three\nfour", pilot)
+        await pilot.press("escape")
+        await settled(pilot)
+        assert s.app.composer.text == "two\nthree\nfour"
+
+    drive(stage(held=True), body)
+
+
+def test_a_paste_reaches_the_message_wherever_the_keys_are() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.transcript.focus()
+        await pilot.pause()
+        s.app.post_message(events.Paste("from\r\nelse\x1b[2Jwhere"))
+        await until(lambda: s.app.composer.text == "from\nelsewhere", pilot)
+        assert s.app.focused is s.app.composer
+
+    drive(stage(), body)
+
+
+# ----------------------------------------------------------------------------------------- editing
+
+
+def test_whoever_empties_an_edited_question_asks_a_new_one() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        await pilot.press("up")
+        await pilot.pause()
+        assert "editing question 1 of 1" in screen_text(s.app)
+        await pilot.press("ctrl+u")
+        await pilot.pause()
+        assert s.app.editing is None and "editing" not in screen_text(s.app)
+        await pilot.press("b", "enter")
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["a", "b"]
+
+    drive(stage(), body)
+
+
+def test_editing_ends_with_the_conversation(tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "old")
+        await settled(pilot)
+        await pilot.press("ctrl+n")
+        await say(pilot, "new")
+        await settled(pilot)
+        await pilot.press("f2")
+        await listed(pilot, s)
+        await pilot.press("down", "enter")
+        await until(lambda: [t.question for t in s.app.talk.turns] == ["old"], pilot)
+        await pilot.press("enter")
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["old", "new"]
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def test_an_edited_question_that_cant_be_asked_now_stays_to_be_edited() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        s.runtime.free()
+        await settled(pilot)
+        s.opening.clear()
+        await pilot.press("f2", "!")
+        s.app._choose(Choice("other"))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert s.app.composer.text == "a!" and s.app.editing == 0
+        s.opening.set()
+        await settled(pilot)
+        assert "editing question 1" in screen_text(s.app)
+        await pilot.press("enter", "escape")  # stopped before its first word
+        await settled(pilot)
+        assert s.app.composer.text == "a!" and s.app.editing == 0
+        assert [t.question for t in s.app.talk.turns] == ["a"]
+        assert [q.text for q in s.app.transcript.document.items[:1]] == ["a"]
+        await pilot.press("enter")
+        s.runtime.free()
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["a!"]
+
+    drive(stage(held=True), body)
+
+
+# ------------------------------------------------------------------------- answers and their moment
+
+
+@pytest.mark.parametrize("how", ["ctrl+n", "resume"])
+def test_another_conversation_leaves_a_load_alone(how: str, tmp_path: Path) -> None:
+    stores = store(tmp_path)
+    assert stores.history is not None
+    from edgespec.tui.messages import Turn
+
+    stores.history.begin().put(0, Turn("kept", "yes", "end"))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await until(lambda: s.app._load > 0, pilot)
+        if how == "resume":
+            await listed(pilot, s)
+            await pilot.press("enter")
+            await until(lambda: len(s.app.talk.turns) == 1, pilot)
+        else:
+            await pilot.press(how)
+        await pilot.pause(0.2)
+        assert s.app.busy
+        s.opening.set()
+        await settled(pilot)
+        assert s.app.loaded is not None
+
+    drive(stage(loading=True, stores=stores), body)
+
+
+def test_resuming_the_open_conversation_lets_its_answer_go_on(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        s.runtime.allow(100)
+        await settled(pilot)
+        while s.runtime._permits.acquire(blocking=False):
+            pass
+        await say(pilot, "two")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[-1].text != "", pilot)
+        await listed(pilot, s)
+        await pilot.press("enter")
+        await until(lambda: len(s.app.screen_stack) == 1, pilot)
+        s.runtime.free()
+        await settled(pilot)
+        assert [t.answer for t in s.app.talk.turns] == [ANSWER, ANSWER]
+        assert stores.history is not None
+        (summary,) = stores.history.list()
+        assert [t.question for t in stores.history.read(summary.id).turns] == ["one", "two"]
+
+    drive(stage(held=True, stores=stores), body)
+
+
+def test_a_new_conversation_during_an_answer_says_nothing_of_stopping() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[-1].text != "", pilot)
+        await pilot.press("ctrl+n")
+        await pilot.pause(0.3)
+        assert "stopping" not in screen_text(s.app)
+
+    drive(stage(held=True), body)
+
+
+def test_a_question_waits_for_a_pair_chosen_during_an_answer() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        s.runtime.allow(2)
+        await until(lambda: answers(s.app)[-1].text != "", pilot)
+        await say(pilot, "two")
+        s.opening.clear()
+        s.app._choose(Choice("other"))
+        await pilot.press("enter")  # the question that came back
+        await until(lambda: s.app.talk.running is None, pilot)
+        await pilot.pause(0.2)
+        assert s.app.talk.waiting == "two" and s.app.talk.running is None
+        s.opening.set()
+        await until(lambda: len(s.runtimes) == 2, pilot)
+        s.runtime.free()
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["one", "two"]
+        assert s.runtimes[1].asked and len(s.runtimes[0].asked) == 1
+
+    drive(stage(held=True), body)
+
+
+def test_what_came_before_a_failure_is_kept(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "go")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[0].text != "", pilot)
+        await pilot.pause(0.3)
+        came = answers(s.app)[0].text
+        assert s.app.talk.running is not None
+        s.app.take(Failed(s.app.talk.running.number, "the pass failed"))
+        (turn,) = s.app.talk.turns
+        assert (turn.answer, turn.error) == (came, "the pass failed")
+        assert stores.history is not None
+        (summary,) = stores.history.list()
+        assert stores.history.read(summary.id).turns[0].answer == came
+        assert "✗ the pass failed" in screen_text(s.app)
+
+    drive(stage(held=True, stores=stores), body)
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def test_a_waiting_question_that_begins_doesnt_pull_a_reader_down() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.runtime.free()
+        await say(pilot, "long")
+        await settled(pilot)
+        s.runtime.held = True
+        await say(pilot, "more")
+        await say(pilot, "next")
+        s.app.transcript.focus()
+        await pilot.press(*["pageup"] * 3)
+        top = screen_text(s.app).splitlines()[2]
+        s.runtime.free()
+        await settled(pilot)
+        assert len(s.app.talk.turns) == 3
+        assert screen_text(s.app).splitlines()[2] == top and not s.app.transcript.following
+
+    drive(stage(Script(answers=[LONG]), held=True), body)
+
+
+@pytest.mark.parametrize("key", ["ctrl+r", "f9"])
+def test_nothing_in_place_of_an_answer_leaves_reader_tokens_and_notes(key: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.runtime.free()
+        for question in "ab":
+            await say(pilot, question)
+            await settled(pilot)
+        s.app.note("a note")
+        before = list(s.app.transcript.document.items)
+        pieces = len(answers(s.app)[-1].pieces)
+        assert pieces > 0
+        s.runtime.held = True
+        while s.runtime._permits.acquire(blocking=False):
+            pass
+        await pilot.press(key)
+        await until(lambda: len(s.runtime.asked) == 3, pilot)
+        s.app.transcript.focus()
+        await pilot.press(*["pageup"] * 3)
+        await pilot.pause()
+        top = screen_text(s.app).splitlines()[2]
+        s.app.stop()
+        await settled(pilot)
+        assert s.app.transcript.document.items == before
+        assert screen_text(s.app).splitlines()[2] == top and not s.app.transcript.following
+        assert len(answers(s.app)[-1].pieces) == pieces
+
+    drive(stage(Script(answers=[LONG]), held=True), body)
+
+
+def test_a_continued_answer_keeps_the_tokens_of_its_beginning() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        await pilot.press("f9")
+        await settled(pilot)
+        text = "".join(piece.text for piece in answers(s.app)[0].pieces)
+        assert text == s.app.talk.turns[0].answer == "one two three four"
+
+    drive(stage(Script(answers=["one two", " three four"], reason="length")), body)
+
+
+def test_the_cursor_goes_from_answer_to_answer() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        for question in "ab":
+            await say(pilot, question)
+            await settled(pilot)
+        await pilot.press("tab")
+        seen = []
+        for key in ["left"] * 5 + ["right"] * 4:
+            await pilot.press(key)
+            await pilot.pause()
+            cursor = s.app.transcript._cursor
+            assert cursor is not None
+            seen.append(cursor[0].pieces[cursor[1]].text.strip())
+        assert seen == ["four", "three", "two", "one", "one", "two", "three", "four", "four"]
+
+    script = Script(answers=["one two", "three four"])
+    drive(stage(script, preferences=Preferences(tokens=True)), body)
+
+
+def test_lines_that_are_kept_take_the_new_colours() -> None:
+    def colours(s: Stage) -> set[Any]:
+        strips = s.app.screen._compositor.render_strips(s.app.size)
+        return {
+            x.style.color for strip in strips[2:14] for x in strip if x.style and x.text.strip()
+        }
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await pilot.press("ctrl+t")
+        await pilot.pause()
+        tokens = colours(s)
+        await pilot.press("ctrl+t")
+        await pilot.pause()
+        markdown = colours(s)
+        await pilot.press("ctrl+t")  # Markdown is kept for later, drawn in the old colours
+        s.app.theme = "edgespec-light"
+        await pilot.pause()
+        assert not tokens & colours(s)
+        await pilot.press("ctrl+t")
+        await pilot.pause()
+        assert not markdown & colours(s)
+
+    drive(stage(), body)
+
+
+def test_origins_are_told_apart_without_colour() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        palette = s.app.transcript.palette
+        looks = {
+            name: (style.bold, style.underline, style.reverse)
+            for name in ("accepted", "recovered", "bonus", "plain")
+            for style in [palette[f"token-{name}"].rich_style]
+        }
+        assert len(set(map(str, looks.values()))) == 4
+        assert palette["cursor"].rich_style.reverse and palette["found"].rich_style.reverse
+
+    drive(stage(), body)
+
+
+def test_a_narrow_panel_has_pages() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await pilot.press("ctrl+g")
+        await pilot.pause()
+        assert "page 1 of" in screen_text(s.app)
+        await pilot.click(s.app.panel, offset=(5, 3))
+        await pilot.pause()
+        assert "page 2 of" in screen_text(s.app)
+        found = screen_text(s.app)
+        for _ in range(10):
+            await pilot.press("ctrl+g")
+            await pilot.pause()
+            if not s.app.preferences.panel:
+                break
+            found += screen_text(s.app)
+        assert not s.app.preferences.panel
+        assert "Drafters" in found and "Machine" in found
+
+    drive(stage(), body, (60, 24))
+
+
+# ----------------------------------------------------------------------------------------- the disk
+
+
+def full(*_: Any) -> None:
+    raise NotSaved("The disk is full.")
+
+
+def test_a_new_name_on_a_full_disk_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        monkeypatch.setattr(Writer, "rename", full)
+        await say(pilot, "/rename other")
+        assert "✗ The disk is full." in screen_text(s.app)
+        assert "now called" not in notices(s.app)
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def test_that_a_conversation_goes_on_in_a_copy_is_said_once(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        await settled(pilot)
+        (file,) = (tmp_path / "conversations").glob("*.jsonl")
+        file.write_bytes(file.read_bytes() + b"\n")
+        for question in ("two", "three"):
+            await say(pilot, question)
+            await settled(pilot)
+        notes = [x.text for x in s.app.transcript.document.items if isinstance(x, items.Note)]
+        assert len(notes) == 1 and "goes on in a copy" in notes[0]
+
+    drive(stage(stores=stores), body)
+
+
+def test_what_couldnt_be_saved_is_told_after_leaving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from edgespec.tui.app import run
+
+    (tmp_path / "conversations").write_text("no folder")
+    s = stage(stores=store(tmp_path), held=True)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "go")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[0].text != "", pilot)
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    assert "edgespec: This conversation can't be saved" in capsys.readouterr().err
+
+
+def test_an_absurd_time_in_a_file_is_no_crash(tmp_path: Path) -> None:
+    from edgespec.tui.history import History
+    from edgespec.tui.messages import Turn
+
+    history = History(tmp_path / "conversations")
+    writer = history.begin()
+    writer.put(0, Turn("kept", "yes", "end"))
+    writer.close()
+    path = history.path(writer.id)
+    import re
+
+    text = re.sub(r'"at":\s*[0-9.]+', '"at":1e30', path.read_text(encoding="utf-8"))
+    assert "1e30" in text
+    path.write_text(text, encoding="utf-8")
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await listed(pilot, s)
+        await pilot.pause()
+        assert "kept" in screen_text(s.app)
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+# --------------------------------------------------------------------------------- screens on top
+
+
+def test_enter_twice_in_the_history_is_enter_once(tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await pilot.press("ctrl+n")
+        await listed(pilot, s)
+        burst(s, "enter", "enter", "enter")
+        await until(lambda: len(s.app.talk.turns) == 1, pilot)
+        assert len(s.app.screen_stack) == 1 and s.app._running
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def fetch_until(stop: Any) -> Any:
+    def fetcher(pair: str | None, told: Any) -> None:
+        while pair != "tiny" and not stop.wait(0.005):
+            told("model", 1, 2)
+
+    return fetcher
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_pair_by_name_is_asked_about_and_downloaded(twice: bool, monkeypatch: Any) -> None:
+    import threading
+
+    stop = threading.Event()
+    monkeypatch.setattr("edgespec.tui.pairs.local_path", lambda spec: None)
+    monkeypatch.setattr("edgespec.tui.screens.pairs.total_memory", lambda: 64_000_000_000)
+    monkeypatch.setattr(
+        "edgespec.tui.screens.pairs.list_pairs",
+        lambda registry, files, memory: __import__("edgespec.tui.pairs").tui.pairs.list_pairs(
+            registry, files, memory, find=lambda spec: None
+        ),
+    )
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "/pair smollm2")
+        await until(lambda: isinstance(s.app.screen, DownloadScreen), pilot)
+        await pilot.press("f1")  # no help on top of it
+        await pilot.pause()
+        assert isinstance(s.app.screen, DownloadScreen)
+        if twice:
+            await pilot.press("escape")
+            await until(lambda: isinstance(s.app.screen, PairPicker), pilot)
+            burst(s, "enter", "enter")
+            await until(lambda: isinstance(s.app.screen, DownloadScreen), pilot)
+            assert len(s.app.screen_stack) == 3
+        assert len(s.runtimes) == 1
+        stop.set()
+        await until(lambda: len(s.app.screen_stack) == 1 and len(s.runtimes) == 2, pilot)
+        assert s.app.choice == Choice("smollm2")
+
+    drive(stage(fetcher=fetch_until(stop)), body)
+
+
+def test_a_download_that_ends_behind_another_screen_is_over() -> None:
+    from tui_screens import FakeDownloads, some_pairs
+
+    from edgespec.tui.screens.ask import Confirm
+
+    (info,) = [info for info in some_pairs() if info.name == "smollm2-1.7b"]
+    over: list[Any] = []
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.push_screen(DownloadScreen(info, FakeDownloads()), over.append)
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        s.app.push_screen(Confirm("On top", "?", "Yes"))
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        s.app.take(DownloadEnded("smollm2-1.7b"))
+        await pilot.press("n")
+        await until(lambda: over == [True], pilot)
+        assert len(s.app.screen_stack) == 1
+
+    drive(stage(), body)
+
+
+def test_leaving_while_downloading_never_hangs(monkeypatch: Any) -> None:
+    import threading
+
+    stop = threading.Event()
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.bridge.download("other")
+        await pilot.press("ctrl+q")
+        await until(lambda: not s.app._running, pilot)
+
+    s = stage(fetcher=fetch_until(stop))
+    drive(s, body)
+    assert not stop.is_set() and not s.app.bridge._downloads
+
+
+def test_a_pair_is_the_usual_one_only_after_it_was_loaded(tmp_path: Path) -> None:
+    stores = store(tmp_path)
+    assert stores.settings is not None
+    settings = stores.settings
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.fail.append(ModelError("no"))
+        s.app._choose(Choice("heavy"))
+        await until(lambda: not s.app.busy, pilot)
+        assert settings.preferences().last_pair == ""
+        s.app._choose(Choice("light"))
+        await settled(pilot)
+        assert settings.preferences().last_pair == "light"
+
+    drive(stage(stores=stores), body)
+
+
+def test_help_is_closed_with_a_click() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press("f1")
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        assert "Close" in screen_text(s.app)
+        await pilot.click("Button")
+        await until(lambda: len(s.app.screen_stack) == 1, pilot)
+
+    drive(stage(), body, (80, 24))
+
+
+def test_a_stop_shows_at_once_however_long_drawing_takes(monkeypatch: Any) -> None:
+    monkeypatch.setattr("edgespec.tui.conversing.SHARE", 1e-9)
+    monkeypatch.setattr("edgespec.tui.conversing._LONGEST_TICK", 60.0)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await until(lambda: s.app._load > 0, pilot)
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            for event in s.app.bridge.drain():
+                s.app.take(event)
+                if isinstance(event, Loaded):
+                    break
+            if s.app.loaded is not None:
+                break
+        await say(pilot, "go")
+        s.runtime.allow(3)
+        await pilot.press("escape")
+        await until(lambda: not s.app.busy, pilot)
+        assert len(s.app.talk.turns) == 1
+
+    drive(stage(held=True), body)

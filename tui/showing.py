@@ -1,0 +1,174 @@
+"""The chat's widgets and state, and how sentences, figures and turns get on the screen.
+
+Invariant: nothing here asks a model for anything, and what a store can't take is told, not raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from textual.app import App
+
+from edgespec.errors import EdgespecError
+from edgespec.tui import items
+from edgespec.tui.messages import Choice, Figures, Loaded, Preferences, Settings, Turn
+from edgespec.tui.panel import caption
+from edgespec.tui.shown import one_line, shown
+from edgespec.tui.talk import Talk
+from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine
+from edgespec.tui.widgets.composer import Composer
+from edgespec.tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from textual.notifications import SeverityLevel
+
+    from edgespec.tui.bridge import Bridge
+    from edgespec.tui.history import History
+    from edgespec.tui.settings_file import SettingsFile
+
+_A = TypeVar("_A")
+_R = TypeVar("_R")
+
+
+@dataclass
+class Stores:
+    """Where things are kept; None keeps nothing."""
+
+    history: History | None = None
+    settings: SettingsFile | None = None
+
+
+class Showing(App[None]):
+    """What there is to see; `Conversing` adds events, `Doing` actions, `ChatApp` keys."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        choice: Choice,
+        settings: Callable[[str], Settings],
+        stores: Stores,
+        preferences: Preferences,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        wall_clock: Callable[[], float] = time,
+    ) -> None:
+        """`settings` gives those of a pair by its label; it may take its time, and raise."""
+        super().__init__()
+        self.bridge = bridge
+        self.choice = choice
+        self.settings = Settings()
+        self.settings_of = settings
+        self.stores = stores
+        self.preferences = preferences
+        self.talk = Talk()
+        self.loaded: Loaded | None = None
+        self.bar = TextLine()
+        self.transcript = Transcript()
+        self.panel = FiguresPanel()
+        self.figures = FiguresLine()
+        self.composer = Composer()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._figured: Figures | None = None
+        self._editing: int | None = None
+
+    # ------------------------------------------------------------------------------------ sentences
+
+    def tell(self, text: str, severity: SeverityLevel = "information") -> None:
+        """A sentence that goes away by itself."""
+        self.notify(shown(text), severity=severity, markup=False)
+
+    def note(self, text: str, style: str = "note") -> None:
+        """A sentence for the person, where the conversation is."""
+        self.transcript.add(items.Note(text, style, len(self.talk.turns) - 1))
+
+    def _say(self, status: str) -> None:
+        """What is going on, in the line of figures; "" shows figures again."""
+        if status != self.figures.status:
+            self.figures.status = one_line(status)
+            self.figures.changed()
+
+    def _show_figures(self, figures: Figures) -> None:
+        self._figured = self.figures.figures = figures
+        self.figures.changed()
+        self.panel.take(figures)
+
+    # ---------------------------------------------------------------------------------- preferences
+
+    def _lay_out(self, width: int) -> None:
+        """Fit the screen to its width and the preferences; see `ChatApp`."""
+
+    def prefer(self, **changes: Any) -> None:
+        """Change preferences, and keep them."""
+        self.preferences = replace(self.preferences, **changes)
+        self._lay_out(self.size.width)
+        if self.stores.settings is not None:
+            self.kept(self.stores.settings.save_preferences, self.preferences)
+
+    def kept(self, function: Callable[[_A], _R], argument: _A) -> _R | None:
+        """What a store answers; where it can't, the person is told."""
+        try:
+            return function(argument)
+        except EdgespecError as error:
+            self.tell(str(error), "warning")
+            return None
+
+    # ---------------------------------------------------------------------------------------- turns
+
+    @property
+    def editing(self) -> int | None:
+        """The turn whose question is in the composer to be changed; the line of figures says so."""
+        return self._editing
+
+    @editing.setter
+    def editing(self, index: int | None) -> None:
+        self._editing = index
+        mode = ""
+        if index is not None:
+            behind = len(self.talk.turns) - 1 - index
+            parts = [
+                f"editing question {index + 1} of {len(self.talk.turns)}",
+                f"Enter drops the {count(behind, 'turn')} behind it"
+                if behind > 0
+                else "Enter asks it anew",
+                "Esc leaves all as it was",
+            ]
+            mode = " · ".join(parts + ["F2 further back"] * (index > 0))
+        if mode != self.figures.mode:
+            self.figures.mode = mode
+            self.figures.changed()
+
+    def _show_items(self, turns: Sequence[Turn], *last: items.Item) -> None:
+        """Turns as they are kept, in the place of what is shown."""
+        found: list[items.Item] = []
+        for index, turn in enumerate(turns):
+            answer = items.Answer(turn.answer, index)
+            answer.caption = caption(turn)
+            answer.tokens_shown = self.preferences.tokens
+            found += [items.Question(turn.question, index), answer]
+            if turn.error:
+                found.append(items.Note(turn.error, "error", index))
+        self.transcript.show([*found, *last])
+
+    def show_turn(self, index: int) -> None:
+        """Bring the question of a turn into view."""
+        for place, item in enumerate(self.transcript.document.items):
+            if item.turn == index and isinstance(item, items.Question):
+                self.transcript.go_to(place)
+                return
+
+    def _place_of(self, index: int) -> int:
+        """Where the items of turn `index` begin, or would."""
+        found = self.transcript.document.items
+        for place, item in enumerate(found):
+            if item.turn >= index and not isinstance(item, items.Note):
+                return place
+        return len(found)
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things: "1 turn", "2 turns"."""
+    return f"{number} {thing}{'s' * (number != 1)}"
