@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import IO
 
+_OWN: set[str] = set()  # environment variables that edgespec set
+
 SPINS = "1000"
 """Turns that a thread of GNU's OpenMP waits for the others before it sleeps, some microseconds."""
 
@@ -192,6 +194,12 @@ def limit_spinning() -> None:
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
+        _OWN.add("GOMP_SPINCOUNT")
+
+
+def users_environment() -> dict[str, str]:
+    """The environment as it was before edgespec set anything, for other programs."""
+    return {name: value for name, value in os.environ.items() if name not in _OWN}
 
 
 def cpu_name() -> str:

@@ -128,12 +128,16 @@ def test_spinning_is_limited_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is as before, afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(platform, "_OWN", set())
     platform.limit_spinning()
     assert os.environ["GOMP_SPINCOUNT"] == platform.SPINS
+    assert "GOMP_SPINCOUNT" not in platform.users_environment()
+    monkeypatch.setattr(platform, "_OWN", set())
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     platform.limit_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    assert os.environ["GOMP_SPINCOUNT"] == platform.users_environment()["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     platform.limit_spinning()

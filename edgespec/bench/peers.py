@@ -20,6 +20,7 @@ from typing import Any
 
 from edgespec.bench.record import Answer
 from edgespec.errors import ConfigError, EdgespecError
+from edgespec.platform import users_environment
 from edgespec.platform import EnergyMeter
 from edgespec.sampling import SamplingParams
 
@@ -61,6 +62,7 @@ class Peer:
             self._process = subprocess.Popen(
                 [lines[0].strip(), str(script), "--serve"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env=users_environment(),
             )  # fmt: skip
         # A pipe can't be waited for with a limit everywhere; a thread can be left behind.
         self._reader = threading.Thread(target=self._read, daemon=True)
