@@ -20,8 +20,7 @@ from typing import Any
 
 from edgespec.bench.record import Answer
 from edgespec.errors import ConfigError, EdgespecError
-from edgespec.platform import users_environment
-from edgespec.platform import EnergyMeter
+from edgespec.platform import EnergyMeter, users_environment
 from edgespec.sampling import SamplingParams
 
 PATIENCE = 3600.0
