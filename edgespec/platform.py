@@ -16,7 +16,8 @@ from typing import IO
 _OWN: set[str] = set()  # environment variables that edgespec set
 
 SPINS = "1000"
-"""Turns that a thread of GNU's OpenMP waits for the others before it sleeps, some microseconds."""
+"""Turns that a thread of GNU's OpenMP waits for the others before it sleeps, on a busy machine."""
+_PRESSED = 20.0  # per cent of the time in which something waited for a processor
 
 
 def usable_cpus() -> int:
@@ -185,16 +186,29 @@ def c_function(name: str) -> int:
 
 
 def limit_spinning() -> None:
-    """Have OpenMP threads that wait for each other give the processor up soon.
+    """On a busy machine, have OpenMP threads that wait for each other give the processor up soon.
 
-    GNU's OpenMP spins for milliseconds; where another program has the processor that the awaited
-    thread needs, every operation then takes a time slice, and a model runs ten times slower and
-    more. Works before libgomp is loaded; whoever set the environment is left alone
-    (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
+    GNU's OpenMP spins for milliseconds, which is fastest where the processors are free. Where
+    another program has the one that the awaited thread needs, every operation then takes a time
+    slice, and a model runs many times slower. Works before libgomp is loaded; whoever set the
+    environment is left alone (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
     """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    pressed = cpu_pressure() > _PRESSED
+    if pressed and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
         _OWN.add("GOMP_SPINCOUNT")
+
+
+def cpu_pressure(file: Path = Path("/proc/pressure/cpu")) -> float:
+    """Per cent of the last ten seconds in which some program waited for a processor.
+
+    Linux tells (https://docs.kernel.org/accounting/psi.html); 0 where a system doesn't.
+    """
+    try:
+        fields = file.read_text(encoding="ascii").split("\n", 1)[0].split()
+        return float(next(f for f in fields if f.startswith("avg10=")).removeprefix("avg10="))
+    except (OSError, ValueError, StopIteration):
+        return 0.0
 
 
 def users_environment() -> dict[str, str]:

@@ -788,7 +788,7 @@ def test_neither_the_target_nor_what_is_cut_is_written_over(
 def test_a_folder_of_samples_may_hold_what_is_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.commands.draft import _pieces
+    from edgespec.commands.draft_sample import pieces
 
     opened = Path.open
 
@@ -803,9 +803,9 @@ def test_a_folder_of_samples_may_hold_what_is_no_text(
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     (tmp_path / "linked.md").symlink_to(tmp_path / "a.md")
-    assert list(_pieces([tmp_path])) == ["some words", "some words"]
+    assert list(pieces([tmp_path])) == ["some words", "some words"]
     with pytest.raises(ConfigError, match="can't read"):  # but one that is named is meant
-        list(_pieces([tmp_path / "gone"]))
+        list(pieces([tmp_path / "gone"]))
 
 
 def test_the_threads_reach_the_quantiser(

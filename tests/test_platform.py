@@ -124,13 +124,34 @@ def test_memory_and_functions_of_the_c_library() -> None:
     assert platform.c_function("strlen") != platform.c_function("abs") != 0
 
 
-def test_spinning_is_limited_unless_the_environment_says_otherwise(
+@pytest.mark.parametrize(
+    ("text", "per_cent"),
+    [
+        ("some avg10=23.50 avg60=1.00 avg300=0.50 total=1\nfull avg10=0.00 total=0\n", 23.5),
+        ("", 0.0),
+        ("some avg60=1.00\n", 0.0),
+        ("some avg10=much\n", 0.0),
+    ],
+)
+def test_cpu_pressure_is_read_where_the_system_tells(
+    tmp_path: Path, text: str, per_cent: float
+) -> None:
+    assert platform.cpu_pressure(tmp_path / "none") == 0.0
+    (tmp_path / "cpu").write_text(text, encoding="ascii")
+    assert platform.cpu_pressure(tmp_path / "cpu") == per_cent
+
+
+def test_spinning_is_limited_on_a_busy_machine_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # so that it is as before, afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(platform, "_OWN", set())
+    monkeypatch.setattr(platform, "cpu_pressure", lambda: 3.0)
+    platform.limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.setattr(platform, "cpu_pressure", lambda: 60.0)
     platform.limit_spinning()
     assert os.environ["GOMP_SPINCOUNT"] == platform.SPINS
     assert "GOMP_SPINCOUNT" not in platform.users_environment()
