@@ -105,8 +105,8 @@ class RecordedDrafter:
         del sampler  # its choices are recorded
         ids, confidence = game.text.guesses[len(tokens) - game.text.prompt - 1]
         game.spend(game.read(self.owes(tokens)))
-        size = 1
-        while size < min(max_tokens, len(ids)) and (not go_on or go_on(ids[size - 1], confidence[size - 1])):
+        size, longest = 1, min(max_tokens, len(ids))
+        while size < longest and (not go_on or go_on(ids[size - 1], confidence[size - 1])):
             game.spend(game.read(1))
             size += 1
         self._cached = np.concatenate([tokens, np.array(ids[: size - 1], np.int32)])

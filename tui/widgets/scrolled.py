@@ -1,4 +1,4 @@
-"""A document on the screen: its items, which part of it is in view, and whether its end is followed.
+"""A document on the screen: its items, what part of it is in view, whether its end is followed.
 
 Invariant: whoever reads further up is never pulled down. The view follows new text only while its
 end is in sight.
