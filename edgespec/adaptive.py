@@ -124,7 +124,7 @@ class AdaptivePlanner:
         # A long read is paid once and serves what follows: a quarter of an answer, since the rest
         # may be another kind of text, and no more than there is room for.
         served = min(3.0 * (room + 1), max(32.0, self._answer, self._length - self._begun))
-        share = min(1.0, 6 * self._speed / served)
+        share = min(1.0, 5 * self._speed / served)
         self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
             if self._affords_reference():

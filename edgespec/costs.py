@@ -132,9 +132,7 @@ class Costs:
             rest = seconds - curve[MAX_TOKENS] - (tokens - 1) * curve[1]
             beyond = owed - MAX_TOKENS
             factor = min(3.0, max(0.2, rest / beyond / _more(curve)))
-            weight = (
-                0.3 * beyond / (beyond + 100)
-            )  # of a short one most is known, the rest is noise
+            weight = 0.3 * beyond / (beyond + 100)  # a short one is mostly noise
             before = self._long_reads.get(drafter, 1.0)
             self._long_reads[drafter] = before + weight * (factor - before)
             return
