@@ -9,6 +9,7 @@ at an expected loss, stays within its shares of the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ PROBE_SHARE = 0.0045
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 PROBE_PART = 0.03
 """The part of an answer's time so far that one such draft may take: short answers get none."""
+LOOK_SHARE = 0.005
+"""The share of the time that a parked planner may spend on looking for a draft."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
@@ -78,6 +81,9 @@ class AdaptivePlanner:
         self._copy = NO_DRAFT  # what a free drafter adds behind this round's draft
         self._drafted = NO_DRAFT  # the latest draft
         self._idle = _PARKED  # rounds since
+        self._looking = 0.0  # what looking for a draft costs, in plain rounds
+        self._every = 1  # parked, it looks for one in one round of so many
+        self._rests = False
         self._plain_rounds = 0
         self._begun = self._length = 0  # of the text, when this answer began and now
         self._answer = 200.0  # tokens of an answer, in the mean
@@ -105,8 +111,11 @@ class AdaptivePlanner:
         """See `Planner.draft`."""
         longest = min(self._max, room)
         self._guesses.clear()
-        self._best = None
         self._copy = NO_DRAFT
+        self._rests = self._idle >= _PARKED and self._idle % self._every != 0
+        if self._rests:
+            return NO_DRAFT
+        self._best = None
         if longest <= 0:
             return NO_DRAFT
         for name, drafter in drafters.items():
@@ -178,6 +187,9 @@ class AdaptivePlanner:
         ):  # parked costs next to nothing
             self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
         self._length = length + stood + 1
+        if not draft and not self._rests:
+            self._looking += 0.05 * (outcome.draft_seconds / plain - self._looking)
+            self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
         self._plain_rounds += not draft
         self._idle = 0 if draft else self._idle + 1
         self._drafted = draft or self._drafted

@@ -303,6 +303,37 @@ def test_a_continued_draft_leaves_the_targets_distribution_alone() -> None:
     assert fit(pairs, wanted).good
 
 
+class Counted(LookupDrafter):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def propose(self, *args: Any) -> Draft:
+        self.asked += 1
+        return super().propose(*args)
+
+
+@pytest.mark.parametrize(("looking", "most"), [(0.0, 400), (0.2, 110)])
+def test_parked_it_looks_seldom_where_looking_is_dear(looking: float, most: int) -> None:
+    """`looking` in plain rounds; the text has nothing to copy until its end."""
+    planner, lookup = AdaptivePlanner(quick_costs()), Counted()
+    rng = np.random.default_rng(0)
+    text = np.concatenate([rng.permutation(4000), np.arange(40), np.arange(40)]).astype(np.int32)
+    drafts, sampler = 0, Sampler(GREEDY, 5000)
+    planner.begin(0)
+    for length in [*range(1, 401), *range(4040, 4080)]:
+        draft = planner.draft({"lookup": lookup}, text[:length], 100, sampler)
+        if length == 400:
+            assert most * 0.9 <= lookup.asked <= most
+        seconds = looking * planner.costs.expected(1, length) if not draft else 0.0
+        check = planner.costs.expected(len(draft) + 1, length)
+        rows = np.zeros((len(draft) + 1, 2), np.float32)
+        follows = int(text[min(length + len(draft), len(text) - 1)])
+        planner.observe(Outcome(draft, len(draft), follows, seconds, check, length, rows))
+        drafts += bool(draft)
+    assert drafts >= 3  # what there is to copy is found soon all the same
+
+
 class Watched(ModelDrafter):
     """Keeps what it drew."""
 
