@@ -190,6 +190,8 @@ class AdaptivePlanner:
         if not draft and not self._rests:
             self._looking += 0.05 * (outcome.draft_seconds / plain - self._looking)
             self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
+        if not draft:
+            self._reference_credit = 0.0  # it shows what a plain round costs
         self._plain_rounds += not draft
         self._idle = 0 if draft else self._idle + 1
         self._drafted = draft or self._drafted
