@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from edgespec import __version__
 from edgespec.commands import bench, chat, draft, export, models, pull, run, tune, verify
@@ -20,6 +21,8 @@ COMMANDS = (chat, run, verify, tune, bench, draft, export, pull, models)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    if sys.stdin is None:  # closed by who started this
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # what can't be read or shown becomes "?"
@@ -36,8 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader went away (`| head`): what it wanted it has. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        of = f" ({error.filename})" if error.filename else ""
+        print(f"edgespec: {error.strerror or error}{of}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """What still waits to be written goes nowhere, or Python would fail once more at its exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

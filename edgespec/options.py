@@ -125,7 +125,12 @@ def count(text: str) -> int:
 
 
 def _lookahead(text: str) -> int | str:
-    return text if text == "auto" else count(text)
+    if text == "auto":
+        return text
+    try:
+        return count(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor `auto`") from None
 
 
 def _names(text: str) -> list[str]:

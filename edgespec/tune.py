@@ -111,13 +111,13 @@ def verdict(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) 
         return "No drafter had a guess on the sample prompts, so plain decoding it is."
     name = max(tried, key=lambda n: tried[n][1].gain)
     sample, choice = tried[name]
+    guesses = f" and a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
     if choice.lookahead == 0 or choice.gain < 1.02:
         return (
             f"Speculation does not pay for this pair on this machine: the best drafter, {name}, "
-            f"had its next token accepted {sample.rate:.0%} of the time on the sample prompts, and "
-            "no lookahead gains 2% at that rate."
+            f"had its next token accepted {sample.rate:.0%} of the time{guesses} on the sample "
+            "prompts, and with that no lookahead gains 2%."
         )
-    guesses = f" and a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
     return (
         f"Speculation pays for this pair on this machine: {name} had its next token accepted "
         f"{sample.rate:.0%} of the time{guesses} on the sample prompts, and a lookahead of "

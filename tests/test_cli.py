@@ -327,6 +327,31 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     assert "Traceback" not in err and "BrokenPipe" not in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system without a full device")
+def test_an_output_that_is_full(folder: Path) -> None:
+    args = ["run", "abc", "--target", folder / "a.gguf", *PLAIN, "--max-tokens", "4"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *args], stdout=full, stderr=subprocess.PIPE, timeout=120)
+    err = done.stderr.decode()
+    assert done.returncode == 1
+    assert "No space left on device" in err and "Traceback" not in err and "Exception" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("command", ["run", "chat --lines"])
+def test_an_input_that_is_closed(folder: Path, command: str) -> None:
+    target = folder / "a.gguf"
+    line = f'"{sys.executable}" -m edgespec.cli {command} --target "{target}" --no-draft <&-'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=120)
+    assert "Traceback" not in done.stderr.decode()
+    assert (done.returncode != 0) == (command == "run")  # no prompt; a chat without a message
+
+
+def test_a_lookahead_is_a_number_or_auto(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = in_process(capsys, "run", "x", "--lookahead", "many")
+    assert code == 2 and "'many' is neither a number nor `auto`" in err
+
+
 # ------------------------------------------------------------------------------ Ctrl+C
 
 
