@@ -170,13 +170,6 @@ def top_ids(values: Floats, k: int) -> Ids:
     return at[np.argsort(-values[at], kind="stable")]
 
 
-def top2_gap(row: Floats) -> float:
-    """The largest logit of a row (V,) less the second largest: certainty without a softmax."""
-    top = int(np.argmax(row))
-    rest = [part.max() for part in (row[:top], row[top + 1 :]) if len(part)]
-    return float(row[top] - max(rest)) if rest else 0.0
-
-
 def largest(values: Floats, k: int) -> Ids:
     """The positions of the k largest values in order of position; of equal values the first.
 

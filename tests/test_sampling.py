@@ -13,7 +13,8 @@ from fakes import FakeSession, fake_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.categorical import Categorical, top2_gap, top_ids
+from edgespec.categorical import Categorical, top_ids
+from edgespec.confidence import top2_gap
 from edgespec.decode import verify
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, NumericalError
