@@ -182,19 +182,19 @@ class AdaptivePlanner:
         self._count(stood + 1, seconds / plain)
         real = outcome.draft_seconds + outcome.check_seconds
         self._real_time = self._real_time * _FADE + real / plain
-        if (
-            draft or self._idle < _PARKED or self._plain_rounds % 4 == 0
-        ):  # parked costs next to nothing
+        # To be parked costs next to nothing, so not every plain round is learnt from then.
+        if draft or self._idle < _PARKED or self._plain_rounds % 4 == 0:
             self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
         self._length = length + stood + 1
-        if not draft and not self._rests:
+        if draft:
+            self._idle, self._drafted = 0, draft
+            return
+        if not self._rests:
             self._looking += 0.05 * (outcome.draft_seconds / plain - self._looking)
             self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
-        if not draft:
-            self._reference_credit = 0.0  # it shows what a plain round costs
-        self._plain_rounds += not draft
-        self._idle = 0 if draft else self._idle + 1
-        self._drafted = draft or self._drafted
+        self._reference_credit = 0.0  # it shows what a plain round costs
+        self._plain_rounds += 1
+        self._idle += 1
 
     def status(self) -> PlannerStatus:
         """See `Planner.status`; the gain is that of some thirty rounds."""
@@ -343,8 +343,8 @@ class AdaptivePlanner:
                 gain += hope
                 time = more * step + check[size + more + 1] - check[size + 1]
                 worth = max(worth, gain - price * time)
-            text = np.concatenate([tokens, np.array(drafted, tokens.dtype)])
             for drafter in free:
+                text = np.concatenate([tokens, np.array(drafted, tokens.dtype)])
                 guess = drafter.propose(text, longest - size, sampler)
                 rates = self._match(drafter.name)
                 gain, hope = 0.0, reach
