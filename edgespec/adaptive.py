@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.confidence import GAP_EDGES, MATCH_EDGES, Calibration, Outlook, top2_gap
+from edgespec.confidence import (
+    GAP_EDGES,
+    GAP_PRIOR,
+    MATCH_EDGES,
+    MATCH_PRIOR,
+    SIGNAL_PRIOR,
+    Calibration,
+    Outlook,
+    top2_gap,
+)
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.planner import Outcome, PlannerStatus
@@ -45,9 +54,9 @@ _PARKED = 8  # rounds without a draft after which the planner says that it has p
 class _Model:
     """What is known of a drafter that costs time."""
 
-    confidence: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, (0.4, 0.97)))
+    confidence: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, GAP_PRIOR))
     # Acceptance of its first guess by the target's own certainty.
-    signal: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, (0.4, 0.95)))
+    signal: Calibration = field(default_factory=lambda: Calibration(GAP_EDGES, SIGNAL_PRIOR))
     outlook: Outlook = field(default_factory=Outlook)
 
 
@@ -365,7 +374,7 @@ class AdaptivePlanner:
 
     def _match(self, name: str) -> Calibration:
         if name not in self._matches:
-            self._matches[name] = Calibration(MATCH_EDGES, (0.15, 0.9))
+            self._matches[name] = Calibration(MATCH_EDGES, MATCH_PRIOR)
         return self._matches[name]
 
 

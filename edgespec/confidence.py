@@ -17,8 +17,15 @@ from edgespec.session import Logits
 GAP_EDGES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
 """Bounds between levels of a gap between the two largest logits."""
 
-MATCH_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 18.5)
+MATCH_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 18.5, 24.5, 32.5)
 """Bounds between levels of a matched length in tokens."""
+
+# What is taken for granted until a drafter's own outcomes say more: the acceptance that recorded
+# texts of all kinds show at each level (benchmarks/texts), and for short matches, which texts
+# differ most in, half of it: to find out that a guess is good costs less than to have trusted it.
+GAP_PRIOR = (0.35, 0.42, 0.5, 0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.98)
+SIGNAL_PRIOR = (0.33, 0.35, 0.48, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98)
+MATCH_PRIOR = (0.12, 0.24, 0.32, 0.4, 0.5, 0.6, 0.7, 0.85, 0.9, 0.95, 0.97)
 
 _STRENGTH = 3.0  # outcomes that what is usual counts for
 _FADE = 0.97  # of an outcome's weight, for each after it of the same level and answer
@@ -37,13 +44,15 @@ class Calibration:
 
     Texts differ more than chance does, so the answers so far say what to expect of the next, and
     its own outcomes soon count for more (a beta prior for each level; both kinds of count fade).
-    `prior` is the rate taken for granted at the lowest and at the highest level.
+    `prior` is the rate taken for granted at each level.
     """
 
-    def __init__(self, edges: Sequence[float], prior: tuple[float, float]) -> None:
+    def __init__(self, edges: Sequence[float], prior: Sequence[float]) -> None:
         self._edges = tuple(edges)
         levels = len(edges) + 1
-        self._usual = [float(rate) for rate in np.linspace(*prior, levels)]
+        if len(prior) != levels:
+            raise ValueError(f"{levels} levels need as many rates, not {len(prior)}")
+        self._usual = [float(rate) for rate in prior]
         self._answers = [1.0] * levels  # what `_usual` rests on
         self._total = [0.0] * levels  # of this answer
         self._stood = [0.0] * levels

@@ -129,7 +129,11 @@ class Report:
             )
         *first, last = parts
         said = f"{', '.join(first)} and {last}" if first else last
-        return f"this pair is exact on this machine: {said}"
+        rounding = ", up to rounding" if self.differences or self.redrawn else ""
+        sampling = (
+            "" if self.chi_square is not None or self.repeated_tokens else "; sampling is untested"
+        )
+        return f"this pair is exact on this machine{rounding}: {said}{sampling}"
 
     def _near_ties(self, differences: tuple[Difference, ...]) -> str:
         if not differences:

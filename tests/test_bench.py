@@ -304,7 +304,8 @@ def test_a_kill_at_any_byte_costs_the_trial_under_way(tmp_path: Path) -> None:
         with Writer(tmp_path) as writer:
             kept = len(writer.results.trials)
             assert kept == sum(end <= cut for end in ends)
-        assert (tmp_path / files.FILE).read_bytes() == whole[: max([0, *ends[:kept]])]
+            left = writer.file.read_bytes()
+        assert left == whole[: max([0, *ends[:kept]])]
     (tmp_path / files.FILE).write_bytes(whole[: ends[1] + 40])
     with Writer(tmp_path) as writer:
         measure(runtime, sides(runtime), plan(), writer)
@@ -314,6 +315,15 @@ def test_a_kill_at_any_byte_costs_the_trial_under_way(tmp_path: Path) -> None:
         [a["tokens"] for a in sorted(json.loads(line)["answers"], key=lambda a: a["side"])]
         for line in whole.splitlines()
     ]
+
+
+def test_nothing_measured_leaves_nothing(tmp_path: Path) -> None:
+    with Writer(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+    with Writer(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []  # it was there before
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:

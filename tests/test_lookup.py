@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.lookup import LONGEST_MATCH, LookupDrafter
 from edgespec.errors import ConfigError
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds
@@ -75,6 +75,18 @@ def test_of_two_as_long_the_newer_one_wins() -> None:
 def test_a_repeat_goes_on_repeating() -> None:
     assert propose(LookupDrafter(), [5, 1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
     assert propose(LookupDrafter(), [4, 4, 4], 5) == [4] * 5
+
+
+def test_a_long_match_counts_its_whole_length() -> None:
+    def confidence(matched: int, before: int = 0) -> float:
+        text = [*range(100, 100 + before), *range(matched), 98, *range(200, 210), *range(matched)]
+        return LookupDrafter().propose(np.array(text, np.int32), 1, SAMPLER).confidence[0]
+
+    assert [confidence(n) for n in (2, 7, 8, 9, 20)] == [2.0, 7.0, 8.0, 9.0, 20.0]
+    assert confidence(20, before=5) == 20.0
+    assert confidence(60) == LONGEST_MATCH
+    again = LookupDrafter().propose(np.array([7] * 30, np.int32), 2, SAMPLER)
+    assert again.confidence == (29.0, 30.0)  # it may run into what it copies
 
 
 def test_nothing_to_go_by() -> None:

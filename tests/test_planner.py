@@ -28,7 +28,7 @@ from simulator import (
 
 from edgespec.adaptive import MAX_LOOKAHEAD, AdaptivePlanner
 from edgespec.categorical import Categorical
-from edgespec.confidence import MATCH_EDGES, Calibration, Outlook
+from edgespec.confidence import MATCH_EDGES, MATCH_PRIOR, Calibration, Outlook
 from edgespec.costs import Costs
 from edgespec.decode import decode
 from edgespec.drafters import GoOn
@@ -273,7 +273,7 @@ def test_what_a_model_drew_is_continued_with_words_that_came_before() -> None:
         return draft
 
     for _ in range(20):  # copying is found to work
-        play({"lookup": lookup}, np.array([*range(12)] * 3, np.int32), [*range(12)])
+        play({"lookup": lookup}, np.array([*range(12)] * 2, np.int32), [*range(12)])
     drafts = [play({"lookup": lookup, "model": drafter}, tokens, follows) for _ in range(60)]
     draft = next(draft for draft in drafts if draft.copied)
     assert draft.drafter == "model+lookup" and draft.probs is None
@@ -392,19 +392,19 @@ def test_the_real_loop_gives_the_targets_text() -> None:
 
 def test_a_calibration_learns_what_a_confidence_is_worth() -> None:
     rng = np.random.default_rng(0)
-    rates = Calibration(MATCH_EDGES, (0.2, 0.9))
-    assert rates.rate(1) == pytest.approx(0.2) and rates.rate(30) == pytest.approx(0.9)
+    rates = Calibration(MATCH_EDGES, [0.2] * 5 + [0.6] * 5 + [0.9])
+    assert rates.rate(1) == pytest.approx(0.2) and rates.rate(33) == pytest.approx(0.9)
     for _ in range(400):
         rates.learn(1.0, bool(rng.random() < 0.8))
-        rates.learn(30.0, bool(rng.random() < 0.2))
+        rates.learn(33.0, bool(rng.random() < 0.2))
     # Some 33 weighted outcomes and 3 of the prior: a standard error of 0.05, and four of them.
     assert rates.rate(1) == pytest.approx(0.75, abs=0.2)
-    assert rates.rate(30) == pytest.approx(0.26, abs=0.2)
-    assert rates.rate(10) == pytest.approx(0.2 + 0.7 * 6 / 8)  # untouched
+    assert rates.rate(33) == pytest.approx(0.26, abs=0.2)
+    assert rates.rate(10) == pytest.approx(0.6)  # untouched
 
 
 def test_an_answer_of_another_kind_is_learnt_soon_and_weighs_as_one() -> None:
-    rates = Calibration(MATCH_EDGES, (0.2, 0.9))
+    rates = Calibration(MATCH_EDGES, MATCH_PRIOR)
     for stands, outcomes in ((True, 300), (False, 10), (True, 5)):
         rates.begin()
         for _ in range(outcomes):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec import platform
-from edgespec.errors import ModelError, ModelFormatError
+from edgespec.errors import ConfigError, ModelError, ModelFormatError
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
@@ -37,6 +38,19 @@ class LoadOptions:
     gpu_layers: int | None = None
     device: str = "auto"
     allow_cpu: bool = False
+
+    def __post_init__(self) -> None:
+        most = max(16, 4 * (os.cpu_count() or 1))
+        if self.threads is not None and not 1 <= self.threads <= most:
+            raise ConfigError(
+                f"{self.threads} threads would only wait for each other on "
+                f"{platform.usable_cpus()} CPUs: choose --threads 1 to {most}, or leave it out"
+            )
+
+    @property
+    def cpu_threads(self) -> int:
+        """The threads to use."""
+        return self.threads or platform.usable_cpus()
 
 
 def fingerprint(path: Path) -> str:

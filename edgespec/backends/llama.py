@@ -293,7 +293,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             notes.append(
                 f"{name} was trained on {trained} tokens; past them its answers may get worse"
             )
-        threads = options.threads or platform.usable_cpus()
+        threads = options.cpu_threads
         tokenizer: Tokenizer
         if head is None:
             tokenizer = LlamaTokenizer(native, header, name)

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp._ctypes_extensions import load_shared_library
 
-from edgespec import platform
 from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel
 from edgespec.backends.llama_tokenizer import entries
@@ -54,7 +53,7 @@ class Ablation:
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_tensor)
         self._model = NativeModel(path, 0)
         try:
-            threads = options.threads or platform.usable_cpus()
+            threads = options.cpu_threads
             self._session = LlamaSession(
                 self._model, path.name, WINDOW, threads, cancel, self._callback
             )

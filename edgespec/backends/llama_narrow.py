@@ -19,7 +19,6 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
-from edgespec import platform
 from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel
 from edgespec.backends.llama_tokenizer import entries
@@ -170,7 +169,7 @@ def agreement(path: Path, options: LoadOptions) -> float:
     head = read(header)
     if head is None:
         raise ModelError(f"{path.name} has a whole head")
-    threads = options.threads or platform.usable_cpus()
+    threads = options.cpu_threads
     rows = np.linspace(0, len(head.kept) - 1, 24).astype(np.int32)
     model = NativeModel(path, 0)
     try:

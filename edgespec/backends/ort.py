@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from edgespec import narrow, platform
+from edgespec import narrow
 from edgespec.backends import LoadOptions
 from edgespec.backends.native_thread import compute
 from edgespec.backends.onnx_folder import find
@@ -240,7 +240,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             f"{name} was made for 1 to {trained} tokens, so its context can't hold {context_size}: "
             "--ctx-size"
         )
-    threads = options.threads or platform.usable_cpus()
+    threads = options.cpu_threads
     opened = open_session(
         folder.graph,
         name,

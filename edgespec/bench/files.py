@@ -58,6 +58,7 @@ class Writer:
         self.file = folder / FILE
         self.results = Results()
         self._run: Run | None = None
+        self._made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = self.file.open("a+b")
@@ -92,8 +93,14 @@ class Writer:
         os.fsync(self._handle.fileno())
 
     def close(self) -> None:
+        """Done; where nothing was written, nothing stays."""
         with suppress(OSError):
+            empty = not os.fstat(self._handle.fileno()).st_size
             self._handle.close()
+            if empty:
+                self.file.unlink()
+                if self._made:
+                    self.file.parent.rmdir()  # which fails where it holds something else by now
 
     def __enter__(self) -> Self:
         return self

@@ -32,6 +32,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.lookahead != "auto":
         raise ConfigError("tune compares all lookaheads: leave --lookahead out")
+    if not args.draft:
+        raise ConfigError("tune measures drafters: leave --no-draft out")
+    prompts = read_prompts(args.prompts)
     with open_runtime(args, measure_again=True) as runtime:
         say(*introduction(runtime))
         costs = runtime.costs
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         for name in runtime.drafters:
             say(f"answering sample prompts with {name}...")
             accepted = rejected = drafts = rounds = 0
-            for prompt in read_prompts(args.prompts):
+            for prompt in prompts:
                 answer = runtime.conversation().send(
                     prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
                 )

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from edgespec.drafters import GoOn
 from edgespec.errors import ConfigError
 from edgespec.sampling import Sampler
 from edgespec.session import TokenBuffer, TokenIds, common_prefix
 from edgespec.verify import NO_DRAFT, Draft
+
+LONGEST_MATCH = 40
+"""How far back a match is followed, in tokens: what matched longer is no surer."""
 
 
 class LookupDrafter:
@@ -70,8 +75,17 @@ class LookupDrafter:
         for gram, size in self._grams():
             end = self._last.get(gram)
             if end is not None:
-                return abs(end), size, end > 0
+                return abs(end), self._agreeing(abs(end), size), end > 0
         return 0, 0, False
+
+    def _agreeing(self, end: int, size: int) -> int:
+        """How many tokens before `end` are the newest ones, of which `size` are known to be."""
+        if size < self._sizes.start:
+            return size  # one more would have been found
+        ids = self._ids.view
+        longest = min(end, LONGEST_MATCH)
+        differ = np.flatnonzero(ids[end - longest : end] != ids[len(ids) - longest :])
+        return longest - 1 - int(differ[-1]) if len(differ) else longest
 
     def _sync(self, tokens: TokenIds) -> None:
         """Make the index that of `tokens`, which mostly means to add the newest few."""
