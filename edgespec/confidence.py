@@ -133,7 +133,8 @@ class Outlook:
     def recall(self, data: Sequence[Any]) -> None:
         """Go on from what `to_json` gave; TypeError or ValueError for anything else."""
         prior = np.array([float(x) for x in data])
-        if prior.shape != self._prior.shape or not (prior >= 0).all() or not prior.sum() > 0:
+        fits = prior.shape == self._prior.shape and np.isfinite(prior).all()
+        if not fits or not (prior >= 0).all() or not prior.sum() > 0:
             raise ValueError("this is no belief")
         self._prior = prior / prior.sum()
         self._belief = self._prior.copy()

@@ -70,16 +70,18 @@ class Conversation:
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
     ) -> Generation:
-        """Go on with the last answer where it ended; what comes joins it when it ends.
+        """Go on with the last answer where it ended; what comes joins it when it ends, unless the
+        conversation went on meanwhile.
 
         Raises ConfigError where there is no answer yet.
         """
         if not self.messages or self.messages[-1].role != "assistant":
             raise ConfigError("there is no answer to continue: ask something first")
-        before = self.messages[-1]
+        before, at = self.messages[-1], len(self.messages) - 1
 
         def finish(result: Result) -> None:
-            self.messages[-1] = Message("assistant", before.content + result.text)
+            if self.messages[at:] == [before]:  # nothing was said or forgotten meanwhile
+                self.messages[at] = Message("assistant", before.content + result.text)
 
         ids = self._runtime.target.tokenizer.encode(before.content)
         prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)

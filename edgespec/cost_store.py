@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,9 +36,11 @@ def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:
 
 def load(key: Mapping[str, Any]) -> AdaptivePlanner | None:
     """A planner that goes on from what is kept for this key, if there is anything."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    damaged = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+    with suppress(OSError, *damaged):
         data = json.loads(_file(key).read_text("utf-8"))
-        if data["key"] == json.loads(json.dumps(key)):
+        kinds = {"check", *key["drafters"]}
+        if data["key"] == json.loads(json.dumps(key)) and set(data["costs"]["0"]) == kinds:
             planner = AdaptivePlanner(Costs.from_json(data["costs"]))
             planner.recall(data["drafters"])
             return planner
@@ -47,7 +50,7 @@ def load(key: Mapping[str, Any]) -> AdaptivePlanner | None:
 def save(key: Mapping[str, Any], planner: AdaptivePlanner) -> None:
     """Keep what a planner knows; a disk that can't take it is no reason to fail."""
     file = _file(key)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    part = file.with_name(f"{file.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         known = {"costs": planner.costs.to_json(), "drafters": planner.to_json()}

@@ -253,7 +253,9 @@ def _more(curve: Sequence[float]) -> float:
 
 
 def _between(points: Mapping[int, float], tokens: int) -> float:
-    """Seconds at `tokens`, on the straight line between the neighbours or through the last two."""
+    """Seconds at `tokens`, on the straight line between its neighbours, or behind the last through
+    it and the first.
+    """
     known = sorted(points)
     if len(known) == 1:
         return points[known[0]] * tokens / known[0]

@@ -86,11 +86,9 @@ def compare(
                 )
             )
         ]
-        places = [
-            place
-            for answer in sampled
-            for place in _places(runtime, answer, replace(sampling, seed=None, rule=None))
-        ]
+        alone = replace(sampling, seed=None, rule=None)
+        rng = np.random.default_rng(0)
+        places = [p for answer in sampled for p in _places(runtime, answer, alone, rng)]
     pairs = list(zip(plain, greedy, strict=True))
     differences = [
         found
@@ -193,12 +191,14 @@ def _reseeded(sampling: SamplingParams, number: int) -> SamplingParams:
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + number)
 
 
-def _places(runtime: Runtime, answer: _Answer, sampling: SamplingParams) -> list[float | None]:
+def _places(
+    runtime: Runtime, answer: _Answer, sampling: SamplingParams, rng: np.random.Generator
+) -> list[float | None]:
     """Each token's place in [0, 1] in the plain distribution behind the tokens before it.
 
-    Likeliest first; uniform within its own probability. None for a token of probability 0.
+    Likeliest first; uniform within its own probability: a draw of its own for each token, or
+    answers that begin alike would count several times. None for a token of probability 0.
     """
-    rng = np.random.default_rng(len(answer.prompt))
     request = LogprobsRequest(_TOP, "sampling")
     places: list[float | None] = []
     for at, token in enumerate(answer.result.tokens):

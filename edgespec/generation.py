@@ -285,7 +285,7 @@ class _Answer:
             counters.ttft_seconds = elapsed if step.tokens else None
             counters.cached_tokens = counters.prompt_tokens - step.fed if step.fed else 0
         else:
-            counters.rounds += 1
+            counters.rounds += step.fed > 0  # a context found full is no round
             counters.decode_seconds += step.seconds
             counters.draft_seconds += step.draft_seconds
             counters.check_seconds += step.check_seconds

@@ -43,12 +43,15 @@ def make_planner(
         return FixedPlanner((), 0), lambda: None
     models = {d.name: d.model for d in drafters if isinstance(d, ModelDrafter)}
     key = cost_store.key(target, models)
-    planner = None if measure_again else cost_store.load(key)
+    kept = cost_store.load(key)
+    planner = None if measure_again else kept
     if planner is None:
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}
         costs = measure(target.session, sessions, check=cancel.check, on_pass=on_pass)
         planner = AdaptivePlanner(costs)
+        if kept is not None:  # costs are measured again; what drafters proved to be worth stands
+            planner.recall(kept.to_json())
         cost_store.save(key, planner)
     return planner, lambda: cost_store.save(key, planner)
 
@@ -64,6 +67,7 @@ def find_files(
         chosen = [LOOKUP] if drafters is None else list(drafters)
         if MODEL in chosen:
             raise ConfigError("there is no drafter model to choose: name its file with --drafter")
+        _refuse_two(chosen)
         return Path(target), chosen
     spec = load_registry().pair(pair)
     models = [drafter for drafter in spec.drafters if isinstance(drafter, ModelSpec)]
@@ -72,8 +76,20 @@ def find_files(
     named: list[str | ModelSpec] = []
     for drafter in spec.drafters if drafters is None else drafters:
         named += models if drafter == MODEL else [drafter]
+    _refuse_two([d if isinstance(d, str) else d.name for d in named])
     local = [d if isinstance(d, str) else str(_local(d, fetch)) for d in named]
     return _local(spec.target, fetch), local
+
+
+def _refuse_two(drafters: Sequence[str]) -> None:
+    """One lookup and one model can take turns; two models have no way to yet."""
+    models = [name for name in drafters if name != LOOKUP]
+    if len(models) > 1:
+        raise ConfigError(
+            f"only one model can draft, and {' and '.join(models)} are named: drop all but one"
+        )
+    if len(drafters) - len(models) > 1:
+        raise ConfigError("lookup is named twice: name it once")
 
 
 def _local(spec: ModelSpec, fetch: bool) -> Path:

@@ -98,6 +98,7 @@ class FixedPlanner:
         lookahead = min(self._lookahead, room)
         for name in self._drafters if lookahead > 0 else ():
             draft = drafters[name].propose(tokens, lookahead, sampler)
+            assert draft.probs is None or not drafters[name].free
             last = name == self._drafters[-1]
             if draft and (last or not drafters[name].free or draft.confidence[0] >= _SURE):
                 return draft

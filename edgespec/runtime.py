@@ -123,7 +123,7 @@ class Runtime:
         """
         if pair is not None and target is not None:
             raise ConfigError("give a pair or a target file, not both")
-        target_path, named = find_files(pair, target, drafters, fetch)
+        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch)
         cancel = CancelFlag()
         options = LoadOptions(
             context_size,
@@ -141,13 +141,11 @@ class Runtime:
                     f"{model.name} can only draft, since {model.only_drafts}: name it with "
                     "--drafter, beside a --target"
                 )
-            for name in named if lookahead else ():
+            for name in named:
                 if name == LOOKUP:
                     loaded.append(LookupDrafter())
                 else:
                     loaded.append(load_drafter(model, Path(name), options, cancel, notes))
-            if len({drafter.name for drafter in loaded}) < len(loaded):
-                raise ConfigError("the same kind of drafter is named twice; name it once")
             notes += rounding_notes(model, loaded)
             planner, keep = make_planner(
                 model, loaded, lookahead, cancel, report, measure_again, on_pass
@@ -254,11 +252,13 @@ class Runtime:
         if running is not None:
             running.close()
         with self._engine.lock:
-            self._on_close()
-            self._on_close = lambda: None
-            for drafter in self.drafters.values():
-                drafter.close()
-            self.target.close()
+            try:
+                self._on_close()
+            finally:
+                self._on_close = lambda: None
+                for drafter in self.drafters.values():
+                    drafter.close()
+                self.target.close()
 
     def __enter__(self) -> Self:
         return self

@@ -39,13 +39,12 @@ class TextStream:
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
-        ignore_end: bool = False,
     ) -> None:
         if max_tokens < 0:
             raise ConfigError(f"max_tokens must be 0 or more, not {max_tokens}")
         if any(not text for text in stop):
             raise ConfigError("a stop string must not be empty")
-        self._stop_ids = frozenset() if ignore_end else tokenizer.stop_ids
+        self._stop_ids = tokenizer.stop_ids
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._max_tokens = max_tokens
         self._stop = tuple(stop)

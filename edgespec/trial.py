@@ -15,10 +15,7 @@ from itertools import pairwise
 from edgespec.costs import Costs, measure
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import Session
-from edgespec.tune import LENGTH, Choice, best
-
-PAYS = 1.02
-"""A drafter that is thought to gain less than this isn't worth its memory."""
+from edgespec.tune import LENGTH, PAYS, Choice, best
 
 _NAME = "model"
 

@@ -16,6 +16,8 @@ LENGTH = 256
 
 RATES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 MAX_LOOKAHEAD = 8
+PAYS = 1.02
+"""The least gain that is called one."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,22 @@ def verdict(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) 
     }
     if not tried:
         return "No drafter had a guess on the sample prompts, so plain decoding it is."
-    name = max(tried, key=lambda n: tried[n][1].gain)
+    drafting = {
+        name: max(
+            gain(costs, None if name in free else name, k, sample.rate, sample.share)
+            for k in range(1, MAX_LOOKAHEAD + 1)
+        )
+        for name, (sample, _) in tried.items()
+    }
+    name = max(tried, key=lambda n: drafting[n])
     sample, choice = tried[name]
     guesses = f" and a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
-    if choice.lookahead == 0 or choice.gain < 1.02:
+    if choice.lookahead == 0 or choice.gain < PAYS:
         return (
             f"Speculation does not pay for this pair on this machine: the best drafter, {name}, "
             f"had its next token accepted {sample.rate:.0%} of the time{guesses} on the sample "
-            "prompts, and with that no lookahead gains 2%."
+            f"prompts, and the best lookahead would give {drafting[name]:.2f} times plain "
+            "decoding's tokens per second."
         )
     return (
         f"Speculation pays for this pair on this machine: {name} had its next token accepted "

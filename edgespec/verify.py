@@ -33,6 +33,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def as_guess(self, size: int) -> Draft:
+        """The first `size` tokens without distributions: of a guess that drew none, or to judge."""
+        return Draft(self.tokens[:size], None, self.drafter, self.confidence[:size])
+
     def followed_by(self, guess: Draft) -> Draft:
         """The same draft with a guess of another drafter behind it, made without a draw."""
         assert guess.probs is None and not guess.copied

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edgespec.costs import POINTS, READS, Costs
 from edgespec.drafters import GoOn
+from edgespec.drafters.lookup import LONGEST_MATCH
 from edgespec.planner import Outcome, Planner
 from edgespec.verify import NO_DRAFT, Draft
 
@@ -160,7 +161,9 @@ def make_text(
     for t in range(n):
         lookup[t] = rng.random() < (0.97 if copying[t] else 0.15)
         # A match is as long as what was copied before it; elsewhere there are short ones by chance.
-        match[t] = min(8, run) if run >= 2 else (rng.random() < 0.4) * rng.integers(2, 4)
+        match[t] = (
+            min(LONGEST_MATCH, run) if run >= 2 else (rng.random() < 0.4) * rng.integers(2, 4)
+        )
         run = run + 1 if lookup[t] else 0
     return Text(
         {"model": model, "lookup": lookup},

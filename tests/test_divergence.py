@@ -87,6 +87,14 @@ def test_an_exact_pair() -> None:
         assert ("come again with the same seed" in report.verdict) == bool(repeated)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sure_model_is_exact_too(seed: int) -> None:
+    """Its answers to one prompt begin alike, and each token still counts once."""
+    sure = opener(lambda: FakeSession(V, scale=8.0, seed=seed))
+    report = compare(sure, PROMPTS, sampling=SamplingParams(), max_tokens=20, repeats=8)
+    assert report.exact, report.verdict
+
+
 def test_rounding_is_measured_and_explains_near_ties() -> None:
     report = compare(opener(lambda: Tied(V)), PROMPTS, max_tokens=20, repeats=0)
     assert report.differences

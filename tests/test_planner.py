@@ -450,6 +450,45 @@ def test_the_status_says_what_it_does_and_why() -> None:
     assert status.gain == pytest.approx(1.0, abs=0.05)
 
 
+def test_why_it_parked_is_still_known_after_an_answer_that_met_its_limit() -> None:
+    _, _, planner = play("q4_k_m", "useless", ["model"])
+    before = planner.status().reason
+    assert planner.draft({"model": Asked(1)}, text_of(50), 0, Sampler(GREEDY, 4)) == NO_DRAFT
+    rows = np.zeros((1, 4), np.float32)
+    planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, 0.1, 50, rows))
+    assert planner.status().reason == before != "no drafter has a guess"
+
+
+def test_a_long_read_that_is_not_worth_it_is_named() -> None:
+    """A draft would pay, but not what must be read first for so few tokens: the words say so."""
+    planner, drafter = AdaptivePlanner(quick_costs()), Asked(16)
+    planner.begin(50)
+    for _ in range(12):
+        draft = planner.draft({"model": drafter}, text_of(50), 1, Sampler(GREEDY, 4))
+        assert draft == NO_DRAFT
+        planner.observe(Outcome(draft, 0, 1, 0.0, 0.1, 50, np.zeros((1, 4), np.float32)))
+    reason = planner.status().reason
+    assert "no more" not in reason and "but it would have to read 16 tokens first" in reason
+
+
+def test_a_drafter_without_confidences_is_judged_by_what_stood() -> None:
+    class Silent(Asked):
+        def propose(self, *args: Any) -> Draft:
+            return replace(super().propose(*args), confidence=())
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Silent(1)
+    planner.begin(50)
+    sizes = []
+    for _ in range(40):
+        draft = planner.draft({"model": drafter}, text_of(50), 8, Sampler(GREEDY, 4))
+        check = planner.costs.expected(len(draft) + 1, 50)
+        drafting = planner.costs.draft("model", len(draft), 1, 50) if draft else 0.0
+        rows = np.zeros((len(draft) + 1, 4), np.float32)
+        planner.observe(Outcome(draft, len(draft), 0, drafting, check, 50, rows))
+        sizes.append(len(draft))
+    assert min(sizes[-10:]) > 0  # all of it stood, so it isn't parked
+
+
 def test_the_status_before_anything_is_known() -> None:
     status = AdaptivePlanner(quick_costs()).status()
     assert (status.parked, status.reason, status.gain) == (True, "no drafter has a guess", None)

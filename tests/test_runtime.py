@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -389,6 +390,31 @@ def test_what_a_stopped_answer_leaves() -> None:
     assert history(chat)[2:] == [("user", "three"), ("assistant", shown)]
 
 
+def test_what_goes_on_joins_only_the_answer_it_goes_on_with() -> None:
+    chat = make().conversation()
+    chat.send("a", GREEDY, max_tokens=5).result
+    more = chat.extend(GREEDY, max_tokens=5)
+    chat.send("b", GREEDY, max_tokens=5).result
+    before = list(chat.messages)
+    more.result
+    assert chat.messages == before
+    more = chat.extend(GREEDY, max_tokens=5)
+    chat.clear()
+    more.result
+    assert chat.messages == []
+    chat.send("a", GREEDY, max_tokens=5).result
+    text = chat.messages[-1].content + chat.extend(GREEDY, max_tokens=5).result.text
+    assert chat.messages[-1].content == text
+
+
+def test_a_context_found_full_is_no_round() -> None:
+    result = make(lookahead=0, context_size=12).generate("hello", GREEDY, max_tokens=30).result
+    assert result.finish_reason == "context"
+    assert result.counters.mean_accepted_length == 1
+    full = make(context_size=5).generate("hello", GREEDY, max_tokens=30).result
+    assert full.counters.mean_accepted_length is None
+
+
 def test_the_next_turn_feeds_only_what_is_new() -> None:
     runtime = make()
     chat = runtime.conversation()
@@ -481,6 +507,8 @@ def test_what_cant_be_opened(tiny: Path) -> None:
         Runtime.open(target=tiny, drafters=["none.gguf"], lookahead=2)
     with pytest.raises(ConfigError, match="twice"):
         Runtime.open(target=tiny, drafters=["lookup", "lookup"], lookahead=2)
+    with pytest.raises(ConfigError, match=r"only one model can draft.*none\.gguf.*never\.gguf"):
+        Runtime.open(target=tiny, drafters=["none.gguf", "lookup", "never.gguf"])
     with pytest.raises(ConfigError):
         Runtime.open(target=tiny, drafters=[], lookahead=-1)
 
@@ -488,6 +516,24 @@ def test_what_cant_be_opened(tiny: Path) -> None:
 def test_a_model_not_here_and_not_to_be_fetched() -> None:
     with pytest.raises(ModelError, match="edgespec pull smollm2-135m"):
         Runtime.open("smollm2", fetch=False)
+
+
+def test_plain_decoding_needs_no_drafter_on_the_disk(tiny: Path) -> None:
+    with Runtime.open(target=tiny, drafters=["none.gguf"], lookahead=0, threads=1) as runtime:
+        assert runtime.drafters == {}
+
+
+def test_measuring_again_keeps_what_drafters_proved_to_be_worth(tiny: Path, tmp_path: Path) -> None:
+    def kept(measure_again: bool) -> dict[str, object]:
+        with Runtime.open(target=tiny, threads=1, measure_again=measure_again) as runtime:
+            if not measure_again:
+                runtime.generate([5, 6, 7] * 9, GREEDY, max_tokens=60).result
+        (file,) = (tmp_path / "cache" / "costs").glob("*.json")
+        return dict(json.loads(file.read_text())["drafters"])
+
+    learnt = kept(False)
+    assert learnt["matches"]
+    assert kept(True) == learnt
 
 
 def test_native_answers_stop_and_go_on(tiny: Path) -> None:

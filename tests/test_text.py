@@ -212,8 +212,6 @@ def test_an_end_token_never_shows_and_is_not_kept() -> None:
     stream = TextStream(BYTES, max_tokens=9, stop=["b"])
     assert stream.cut([97, 257, 98]) == Cut(1, "end")
     assert stream.take() == ("a", 1)
-    stream = TextStream(BYTES, max_tokens=3, ignore_end=True)
-    assert stream.cut([97, 257, 98]) == Cut(3, "length")
 
 
 def test_settings_that_make_no_sense() -> None:

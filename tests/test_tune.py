@@ -41,6 +41,13 @@ def test_the_verdict_names_what_pays_or_says_that_nothing_does() -> None:
     assert "No drafter had a guess" in verdict(FLAT, {"lookup": None}, {"lookup"})
 
 
+def test_where_nothing_pays_the_one_that_loses_least_is_named() -> None:
+    steep = Costs({"check": {n: float(n) for n in range(1, 18)}, "model": {1: 0.1, 17: 1.7}})
+    said = verdict(steep, {"lookup": Sample(0.2), "model": Sample(0.7)}, {"lookup"})
+    assert "does not pay" in said and "the best drafter, model," in said
+    assert "would give 0.77" in said  # 1.7 tokens in the time of 2 + 0.2
+
+
 def test_a_drafter_that_seldom_has_a_guess_gains_little() -> None:
     # Half of the rounds as above, half of them plain.
     assert gain(FLAT, None, 2, 0.5, 0.5) == pytest.approx(1.375 / 1.1, rel=0.01)

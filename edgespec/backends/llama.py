@@ -311,6 +311,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     where = "GPU" if gpu_layers else f"CPU, {threads} thread{'s' * (threads != 1)}"
     details = {
         "device": where,
+        "gpu_layers": str(gpu_layers),
+        "threads": str(threads),
         "architecture": header.architecture,
         "fingerprint": fingerprint(path),
         "llama_cpp": version("llama-cpp-python"),

@@ -22,7 +22,8 @@ class Drafter(Protocol):
 
     Attributes:
         name: how figures and options call it.
-        free: whether a guess costs next to nothing, so that it may be had just to be judged.
+        free: whether a guess costs next to nothing, so that it may be had just to be judged, and
+            used in part. Nothing is drawn for it: its drafts have no `probs`.
     """
 
     name: str
