@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from simulator import LONGEST, curve
+from simulator import LONGEST, affordable, curve
 
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.costs import POINTS, READS, Costs
+from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.planner import FixedPlanner, Outcome, Planner
@@ -47,15 +47,15 @@ LIMIT = 128  # tokens of an answer at most, when the texts were recorded
 COSTS: dict[str, Mapping[int, float]] = {
     "f16": {
         1: 149.5, 2: 146.8, 3: 152.2, 4: 188.7, 5: 192.2, 6: 226.8, 7: 244.4, 8: 270.7, 9: 295.9,
-        10: 334.6, 12: 371.0, 14: 393.0, 17: 473.7,
+        10: 334.6, 12: 371.0, 14: 393.0, 17: 473.7, 32: 820.0,
     },
     "q8_0": {
         1: 78.5, 2: 106.1, 3: 179.1, 4: 172.2, 5: 243.6, 6: 222.0, 7: 291.9, 8: 285.8, 9: 353.0,
-        10: 328.0, 12: 415.9, 14: 448.0, 17: 565.2,
+        10: 328.0, 12: 415.9, 14: 448.0, 17: 565.2, 32: 1020.0,
     },
     "q4_k_m": {
         1: 55.1, 2: 92.5, 3: 133.2, 4: 145.5, 5: 173.4, 6: 199.7, 7: 226.5, 8: 330.5, 9: 349.7,
-        10: 378.4, 12: 457.7, 14: 471.5, 17: 550.4,
+        10: 378.4, 12: 457.7, 14: 471.5, 17: 550.4, 32: 600.0,
     },
 }  # fmt: skip
 DRAFT = {1: 22.0, 2: 31.5, 3: 40.1, 4: 39.7, 8: 65.7, 16: 111.8}  # of the drafter, likewise
@@ -153,7 +153,8 @@ class Game:
             spread = self._noise / 2
             return {n: float(costs[n] * np.exp(spread * self._rng.normal())) for n in sizes}
 
-        return Costs({"check": seen(self._check, POINTS), "model": seen(self._draft, READS)})
+        points = affordable(lambda n: float(self._check[n] / self._check[1]))
+        return Costs({"check": seen(self._check, list(points)), "model": seen(self._draft, READS)})
 
     def play(self, text: RecordedText, planner: Planner) -> tuple[float, float]:
         """Milliseconds of this text, and of plain decoding."""

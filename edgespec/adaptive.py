@@ -21,7 +21,7 @@ from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
-from edgespec.worth import Choices, Option
+from edgespec.worth import MAX_DRAWN, Choices, Option
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
 PROBE_SHARE = 0.0045
@@ -95,7 +95,7 @@ class AdaptivePlanner:
         if best.drafter.free:
             return self._guesses[best.drafter.name].as_guess(best.size)
         go_on = choices.go_on(best.drafter.name, free, sampler)
-        draft = best.drafter.propose(tokens, longest, sampler, go_on)
+        draft = best.drafter.propose(tokens, min(longest, MAX_DRAWN), sampler, go_on)
         self._copied = choices.copied
         return draft.followed_by(self._copied) if self._copied else draft
 

@@ -21,7 +21,7 @@ from edgespec.costs import Costs
 from edgespec.platform import cache_dir, cpu_name
 from edgespec.session import Model
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
+MAX_DRAWN = 16
+"""Tokens a model draws for one draft at most: behind so many hardly any would stand."""
+
 _MARGIN = 0.03  # a draft must promise this many tokens more than plain decoding,
 _RISK = 0.15  # and this many more for each plain round of its time, since estimates err
 _SWITCH = 0.1  # tokens that copying must be worth more than drawing on
@@ -73,10 +76,11 @@ class Choices:
         usual = self._costs.seconds(name, min(2, owed), length)
         step = self._costs.seconds(name, 1, length)
         gains, reach = [0.0], 1.0
-        for _ in range(self._longest):
+        longest = min(self._longest, MAX_DRAWN)
+        for _ in range(longest):
             reach *= outlook
             gains.append(gains[-1] + reach)
-        drafting = [usual + (k - 1) * step for k in range(self._longest + 1)]
+        drafting = [usual + (k - 1) * step for k in range(longest + 1)]
         arrears = self._price * (self._costs.seconds(name, owed, length) - usual)
         return self._most(drafter, gains, drafting, arrears, owed)
 
@@ -99,7 +103,7 @@ class Choices:
             reach *= confidences.rate(confidence)
             size, gain, hope, worth = len(drafted), 0.0, reach, 0.0
             # A check of three more can be cheaper than one of two more: look at them all.
-            for more in range(1, longest - size + 1):
+            for more in range(1, min(longest, MAX_DRAWN) - size + 1):
                 hope *= outlook
                 gain += hope
                 time = more * step + check[size + more + 1] - check[size + 1]

@@ -23,7 +23,7 @@ from edgespec.planner import Outcome, Planner
 from edgespec.verify import NO_DRAFT, Draft
 
 Array = npt.NDArray[Any]
-LONGEST = 17
+LONGEST = 32
 SECOND = 0.1  # what a plain token takes
 
 
@@ -35,6 +35,16 @@ def curve(points: Mapping[int, float]) -> Array:  # (LONGEST + 1,)
     beyond = np.arange(known[-1] + 1, LONGEST + 1)
     costs[beyond] = points[known[-1]] + slope * (beyond - known[-1])
     return costs
+
+
+def affordable(cost: Callable[[int], float]) -> dict[int, float]:
+    """Costs, in plain tokens, of the passes that `measure` has the time for."""
+    left, found = 31.0, {1: cost(1)}
+    for n in POINTS[1:]:
+        if max(c for m, c in found.items() if m < n) <= left:
+            found[n] = cost(n)
+            left -= found[n]
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Machine:
 
     def measured(self, rng: np.random.Generator) -> Costs:
         """What `measure` would have found at the start: the median of a few passes each."""
-        check = {n: 1 + self.stale * (self.check_cost(n, False) - 1) for n in POINTS}
+        check = affordable(lambda n: 1 + self.stale * (self.check_cost(n, False) - 1))
         model = {n: self.draft_cost(1, n, False) for n in READS}
         spread = self.noise / 2
         return Costs(
