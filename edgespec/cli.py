@@ -23,24 +23,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     if sys.stdin is None:  # closed by who started this
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # what can't be read or shown becomes "?"
-    args = _parser().parse_args(argv)
+    status = 0
     try:
-        return int(args.command(args))
+        try:
+            args = _parser().parse_args(argv)
+        except SystemExit:  # after --help, for one
+            sys.stdout.flush()
+            raise
+        status = int(args.command(args))
+        sys.stdout.flush()  # here, where a full disk is a sentence, and not when Python ends
+        return status
     except EdgespecError as error:
         from edgespec.terminal import printable
 
         print(printable(f"edgespec: {error}"), file=sys.stderr)
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         print("edgespec: stopped", file=sys.stderr)
+        _drop_output()
         return 130
     except BrokenPipeError:
         # The reader went away (`| head`): what it wanted it has. Python would complain at exit.
         _drop_output()
-        return 0
+        return status
     except OSError as error:
         of = f" ({error.filename})" if error.filename else ""
         print(f"edgespec: {error.strerror or error}{of}", file=sys.stderr)
@@ -49,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What still waits to be written goes nowhere, or Python would fail once more at its exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """What waits and can't be written goes nowhere, or Python would fail once more at its exit."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,33 +1,40 @@
 """The line chat, and answers on plain standard output.
 
 Invariant: answers go to stdout, everything else to stderr; Ctrl+C stops an answer and never tears
-the conversation.
+the conversation. What it has in common with the chat on the whole screen is imported as it is used.
 """
 
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING
 
-from edgespec.conversation import Conversation
 from edgespec.errors import EdgespecError
 from edgespec.figures import summary
-from edgespec.generation import Chunk, Generation
+from edgespec.generation import Chunk, Generation, Result
 from edgespec.runtime import Runtime
-from edgespec.sampling import SamplingParams
 from edgespec.terminal import printable
 
+if TYPE_CHECKING:
+    from edgespec.tui.messages import Settings, Turn
+
 HELP = """\
-Type a message and press Enter; a line that ends in \\ goes on in the next.
-Ctrl+C stops an answer, Ctrl+D or /quit leaves.
-  /clear          forget the conversation
-  /system TEXT    set the system prompt (and forget the conversation)
-  /stats          figures of the last answer
-  /quit           leave"""
+Type a message and press Enter; a line that ends in \\ goes on in the next, and a space before a
+slash makes a message of it. Ctrl+C stops an answer, Ctrl+D or /quit leaves.
+  /clear            forget the conversation
+  /system TEXT      set the system prompt (and forget the conversation)
+  /set NAME VALUE   change a setting until you leave; /set alone lists them
+  /stats            figures of the last answer
+  /export [FILE]    write the conversation to FILE, which ends in .md or .json
+  /quit             leave"""
 
 
 def say(*lines: str) -> None:
@@ -98,15 +105,18 @@ def _in_background(generation: Generation) -> Iterator[Chunk]:
         return
 
 
-def chat(runtime: Runtime, sampling: SamplingParams, *, system: str | None, max_tokens: int) -> int:
-    """Read messages line by line and answer each, until the input ends."""
+def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
+    """Read messages line by line and answer each, until the input ends.
+
+    settings: those that the runtime was opened with.
+    pair: how people know what is loaded.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401 - line editing and history for input()
         say("Type a message; /help lists what else there is.")
-    conversation = runtime.conversation(system)
-    last = ""
+    talk = _Talk(runtime, settings, pair)
     while True:
         try:
             line = _read(interactive)
@@ -117,46 +127,110 @@ def chat(runtime: Runtime, sampling: SamplingParams, *, system: str | None, max_
             if interactive:
                 say("")
             return 0
-        command, _, rest = line.strip().partition(" ")
-        if not command:
+        if not line.strip():
             continue
-        if command in ("/quit", "/exit"):
+        name, *words = line.split(maxsplit=1)
+        if name in ("/quit", "/exit") and line.startswith("/"):
             return 0
-        if command == "/help":
-            say(HELP)
-        elif command == "/clear":
-            conversation.clear()
-        elif command == "/system":
-            conversation = runtime.conversation(rest.strip() or None)
-        elif command == "/stats":
-            say(last or "Nothing was answered yet.")
-        elif command.startswith("/") and command[1:].isalpha():
-            say(f"There is no {command} here; /help lists what there is.")
-        else:
-            try:
-                last = _turn(runtime, conversation, line, sampling, max_tokens) or last
-            except KeyboardInterrupt:
-                say("", "stopped")
+        try:
+            if line.startswith("/") and name[1:].isalpha():
+                talk.command(name, "".join(words).strip())
+            else:
+                talk.ask(line.removeprefix(" ") if line.startswith(" /") else line)
+        except EdgespecError as error:
+            say(f"edgespec: {error}")
+        except KeyboardInterrupt:
+            say("", "stopped")
 
 
-def _turn(
-    runtime: Runtime,
-    conversation: Conversation,
-    line: str,
-    sampling: SamplingParams,
-    max_tokens: int,
-) -> str | None:
-    try:
-        generation = conversation.send(line, sampling, max_tokens=max_tokens)
+class _Talk:
+    """What was said in a line chat, and the settings that the next answer is given with."""
+
+    def __init__(self, runtime: Runtime, settings: Settings, pair: str) -> None:
+        self._runtime, self._settings, self._pair = runtime, settings, pair
+        self._last = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._conversation = self._runtime.conversation(self._settings.system or None)
+        self._turns: list[Turn] = []
+
+    def ask(self, question: str) -> None:
+        """Answer a message. Raises EdgespecError."""
+        from edgespec.tui.settings import sampling
+
+        asked_at = time()
+        generation = self._conversation.send(
+            question, sampling(self._settings), max_tokens=self._settings.max_tokens
+        )
         say(*(f"note: {note}" for note in generation.notes))
         stream(generation)
-    except EdgespecError as error:
-        say(f"edgespec: {error}")
-        return None
-    print(flush=True)
-    figures = summary(generation.result, runtime.status())
-    say(figures)
-    return figures
+        print(flush=True)
+        result = generation.result
+        self._last = summary(result, self._runtime.status())
+        say(self._last)
+        if result.text or result.finish_reason != "cancelled":  # as the conversation keeps it
+            self._turns.append(self._turn(question, result, asked_at))
+
+    def _turn(self, question: str, result: Result, asked_at: float) -> Turn:
+        from edgespec.tui.messages import Turn
+        from edgespec.tui.meter import Meter
+
+        meter = Meter(len(self._turns), self._runtime)
+        meter.count(result.origins)
+        figures = meter.figures(result.counters, rounds_over=True)
+        reason = result.finish_reason
+        return Turn(question, result.text, reason, "", self._pair, asked_at, figures)
+
+    def command(self, name: str, words: str) -> None:
+        """Do what a command says. Raises EdgespecError."""
+        if name == "/help":
+            say(HELP)
+        elif name == "/clear":
+            self._begin()
+        elif name == "/system":
+            self._set("system", words)
+        elif name == "/set":
+            key, value = re.split(r"\s*[=\s]\s*", f"{words} ", maxsplit=1)
+            self._set(key, value.strip())
+        elif name == "/stats":
+            say(self._last or "Nothing was answered yet.")
+        elif name == "/export":
+            self._export(words)
+        else:
+            say(f"There is no {name} here; /help lists what there is, a space before it sends it.")
+
+    def _set(self, key: str, value: str) -> None:
+        """Change a setting; without a key, list them."""
+        from edgespec.tui.messages import LOADED_WITH
+        from edgespec.tui.settings import FIELDS, as_text, with_text
+
+        before = self._settings
+        if not key:
+            say(*(f"{field.key} = {as_text(before, field.key)}" for field in FIELDS))
+            return
+        changed = with_text(before, key, value)
+        if any(getattr(changed, name) != getattr(before, name) for name in LOADED_WITH):
+            say(f"{key} counts when a model is loaded: leave, and start the chat with that option.")
+            return
+        self._settings = changed
+        if changed.system != before.system:
+            self._begin()
+        say(f"{key} is {value or 'as usual'} now, until you leave.")
+
+    def _export(self, words: str) -> None:
+        """Write the conversation to a file; "md" or "json" may stand before its name."""
+        from edgespec.tui.export import export, file_name
+        from edgespec.tui.records import title_of
+
+        if not self._turns:
+            say("There is nothing to export yet.")
+            return
+        form, _, rest = words.partition(" ")
+        ending, name = (form, rest.strip()) if form in ("md", "json") else ("md", words)
+        title = title_of(self._turns[0].question)
+        path = Path(name or f"{file_name(title)}.{ending}")
+        say(f"Written to {export(path, self._turns, title=title, system=self._settings.system)}")
 
 
 def _read(interactive: bool) -> str | None:

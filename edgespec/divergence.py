@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.chat import Message
-from edgespec.exactness import BINS, Difference, Report
+from edgespec.exactness import BINS, Difference, Report, common
 from edgespec.generation import Result
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
 from edgespec.noise import PositionNoise
@@ -97,11 +97,11 @@ def compare(
     ]
     counters = [answer.result.counters for answer in (*greedy, *sampled)]
     return Report(
-        greedy_tokens=sum(_common(a.result, b.result) for a, b in pairs),
+        greedy_tokens=sum(common(a.result.tokens, b.result.tokens) for a, b in pairs),
         differences=tuple(differences),
         noise=max((_noise(a.result, b.result) for a, b in pairs), default=0.0),
         repeated_tokens=sum(
-            _common(a.result, b.result) for a, b in zip(again, sampled, strict=False)
+            common(a.result.tokens, b.result.tokens) for a, b in zip(again, sampled, strict=False)
         ),
         redrawn=tuple(redrawn),
         sampled_tokens=len(places),
@@ -119,7 +119,7 @@ def first_difference(
 
     `ends` are the tokens that end an answer.
     """
-    at = _common(plain, speculative)
+    at = common(plain.tokens, speculative.tokens)
     ours, theirs = plain.tokens[at : at + 1], speculative.tokens[at : at + 1]
     if not ours and not theirs:
         return None
@@ -146,7 +146,7 @@ def first_redrawn(
 
     `runtime` decodes plainly; neither answer may have met an end token.
     """
-    at = _common(plain, speculative)
+    at = common(plain.tokens, speculative.tokens)
     if at == len(plain.tokens) == len(speculative.tokens):
         return None
     ours, theirs = plain.tokens[at], speculative.tokens[at]
@@ -241,18 +241,9 @@ def _draw_gap(
     return sampling.temperature * abs(float(arrivals[0] - arrivals[1]))
 
 
-def _common(plain: Result, speculative: Result) -> int:
-    """Tokens that are the same from the start."""
-    pairs = zip(plain.tokens, speculative.tokens, strict=False)
-    return next(
-        (i for i, (a, b) in enumerate(pairs) if a != b),
-        min(len(plain.tokens), len(speculative.tokens)),
-    )
-
-
 def _noise(plain: Result, speculative: Result) -> float:
     pairs = zip(plain.logprobs, speculative.logprobs, strict=False)
-    same = list(pairs)[: _common(plain, speculative)]
+    same = list(pairs)[: common(plain.tokens, speculative.tokens)]
     return max((abs(a.logprob - b.logprob) for a, b in same), default=0.0)
 
 

@@ -5,6 +5,7 @@ Invariant: a pair is called exact only where something was drafted and nothing s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NEAR_TIE = 0.02
@@ -19,6 +20,17 @@ MOST_NOISE = 0.25
 BINS = 10
 CHI_SQUARE_LIMIT = 33.72
 """What chi-square with 9 degrees of freedom exceeds once in 10,000 exact pairs."""
+
+
+def common(plain: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two answers share from their start."""
+    pairs = zip(plain, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
+
+
+def near_tie(noise: float) -> float:
+    """The gap in logits up to which rounding explains another token, where it measured `noise`."""
+    return min(max(NEAR_TIE, NOISE_SHARE * noise), MOST_NOISE)
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Report:
 
     @property
     def near_tie(self) -> float:
-        return min(max(NEAR_TIE, NOISE_SHARE * self.noise), MOST_NOISE)
+        return near_tie(self.noise)
 
     @property
     def unexplained(self) -> tuple[Difference, ...]:

@@ -80,15 +80,15 @@ def summary(result: Result, status: PlannerStatus | None = None) -> str:
 def _speculation(counters: Counters) -> list[str]:
     if not counters.drafted:
         return ["nothing drafted"] if counters.rounds else []
-    return [
-        *(
-            f"{name}: {drafter.accepted} of {drafter.drafted} draft tokens accepted "
-            f"({drafter.accepted / drafter.drafted:.0%})"
-            for name, drafter in counters.drafters.items()
-            if drafter.drafted
-        ),
-        f"{counters.mean_accepted_length:.2f} tokens a round",
+    parts = [
+        f"{name}: {drafter.accepted} of {drafter.drafted} draft tokens accepted "
+        f"({drafter.accepted / drafter.drafted:.0%})"
+        for name, drafter in counters.drafters.items()
+        if drafter.drafted
     ]
+    if counters.mean_accepted_length is not None:  # a stop string may leave no token
+        parts.append(f"{counters.mean_accepted_length:.2f} tokens a round")
+    return parts
 
 
 def _rounded(figure: float | None) -> float | None:

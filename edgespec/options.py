@@ -6,6 +6,7 @@ Invariant: every option has a help text of a line or two that gives its default.
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
 RULES = ("rejection", "reproducible")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
@@ -20,20 +21,21 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafter", action="append", metavar="PATH",
-        help="a GGUF file or ONNX folder that drafts, or `lookup`; may be given again, the first "
-        "that has a guess drafts",
+        help="a GGUF file or ONNX folder that drafts, or `lookup`; may be given again (default: "
+        "the pair's)",
     )  # fmt: skip
     group.add_argument(
         "--drafters", type=_names, metavar="LIST",
-        help="which may draft, the first named first: `lookup,model`, `lookup` or `model` "
-        "(default: all that the pair has, and lookup)",
+        help="which may draft: `lookup,model`, `lookup` or `model`; the planner chooses among "
+        "them, and with a fixed lookahead the first that has a guess drafts (default: all that the "
+        "pair has, and lookup)",
     )  # fmt: skip
     group.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True,
         help="draft at all (--no-draft is plain decoding)",
     )  # fmt: skip
     group.add_argument(
-        "--lookahead", type=_lookahead, default="auto", metavar="N|auto",
+        "--lookahead", type=lookahead, default="auto", metavar="N|auto",
         help="draft tokens a round; auto measures and plans (auto)",
     )  # fmt: skip
     add_machine_options(group)
@@ -61,16 +63,19 @@ def add_machine_options(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) -> None:
-    """How an answer is sampled and how long it gets."""
+def add_answer_options(
+    parser: argparse.ArgumentParser, max_tokens: int = 1024, *, system: bool = True
+) -> None:
+    """How an answer is sampled and how long it gets; `system`: whether it has a system prompt."""
     group = parser.add_argument_group("answers")
-    group.add_argument("--system", metavar="TEXT", help="the system prompt")
+    if system:
+        group.add_argument("--system", metavar="TEXT", help="the system prompt (none)")
     group.add_argument(
         "--max-tokens", type=count, default=max_tokens, metavar="N",
         help=f"the longest answer ({max_tokens})",
     )  # fmt: skip
     group.add_argument(
-        "--temperature", type=float, default=0.7, metavar="T",
+        "--temperature", type=number, default=0.7, metavar="T",
         help="0 takes the likeliest token, more is more varied (0.7)",
     )  # fmt: skip
     group.add_argument(
@@ -78,27 +83,27 @@ def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) 
         help="of the K likeliest tokens; 0: all (40)",
     )  # fmt: skip
     group.add_argument(
-        "--top-p", type=float, default=0.95, metavar="P",
+        "--top-p", type=number, default=0.95, metavar="P",
         help="of the likeliest tokens up to this sum; 1: all (0.95)",
     )  # fmt: skip
     group.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P",
+        "--min-p", type=number, default=0.0, metavar="P",
         help="of tokens at least this share as likely as the likeliest; 0: all (0)",
     )  # fmt: skip
     group.add_argument(
-        "--typical-p", type=float, default=1.0, metavar="P",
+        "--typical-p", type=number, default=1.0, metavar="P",
         help="of the tokens of most typical surprise up to this sum; 1: all (1)",
     )  # fmt: skip
     group.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X",
+        "--repetition-penalty", type=number, default=1.0, metavar="X",
         help="makes tokens that occurred less likely; 1: off (1)",
     )  # fmt: skip
     group.add_argument(
-        "--presence-penalty", type=float, default=0.0, metavar="X",
+        "--presence-penalty", type=number, default=0.0, metavar="X",
         help="taken off the logits of tokens that occurred (0)",
     )  # fmt: skip
     group.add_argument(
-        "--frequency-penalty", type=float, default=0.0, metavar="X",
+        "--frequency-penalty", type=number, default=0.0, metavar="X",
         help="taken off once for each time a token occurred (0)",
     )  # fmt: skip
     group.add_argument(
@@ -118,19 +123,38 @@ def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int = 1024) 
 
 def count(text: str) -> int:
     """A whole number from 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
-    return value
+    return _whole_number(text, 0)
 
 
-def _lookahead(text: str) -> int | str:
-    if text == "auto":
-        return text
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _whole_number(text, 1)
+
+
+def number(text: str) -> float:
+    """Any number; what it may be is for whom it is given to."""
     try:
-        return count(text)
+        return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor `auto`") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
+def lookahead(text: str) -> int | Literal["auto"]:
+    """Draft tokens a round, or `auto`."""
+    if text == "auto":
+        return "auto"
+    return _whole_number(text, 0, "neither a number nor `auto`")
+
+
+def _whole_number(text: str, least: int, wrong: str = "no whole number") -> int:
+    # argparse would answer a ValueError with the name of a function.
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is {wrong}") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value} is below {least}")
+    return value
 
 
 def _names(text: str) -> list[str]:
@@ -138,11 +162,3 @@ def _names(text: str) -> list[str]:
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is no list like lookup,model")
     return names
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value

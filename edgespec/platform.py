@@ -17,6 +17,8 @@ _OWN: set[str] = set()  # environment variables that edgespec set
 
 SPINS = "1000"
 """Turns that a thread of GNU's OpenMP waits for the others before it sleeps, on a busy machine."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""Environment variables that say how long OpenMP's threads wait before they sleep."""
 _PRESSED = 20.0  # per cent of the time in which something waited for a processor
 
 
@@ -194,7 +196,7 @@ def limit_spinning() -> None:
     environment is left alone (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
     """
     pressed = cpu_pressure() > _PRESSED
-    if pressed and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    if pressed and not os.environ.keys() & WAITING:
         os.environ["GOMP_SPINCOUNT"] = SPINS
         _OWN.add("GOMP_SPINCOUNT")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -193,7 +193,7 @@ def _model(table: Table) -> ModelSpec:
     model_format = table.get("format", str)
     if model_format not in ("gguf", "onnx"):
         raise table.error(f'"format" must be "gguf" or "onnx", not "{model_format}"', "format")
-    on_disk = _size_on_disk(local) if local else 0
+    on_disk = size_on_disk(local) if local else 0
     return ModelSpec(
         name=table.name,
         source=source,
@@ -205,9 +205,13 @@ def _model(table: Table) -> ModelSpec:
     )
 
 
-def _size_on_disk(path: Path) -> int:
-    """Bytes of a file or of a folder's files; 0 where nothing is."""
-    files = path.rglob("*") if path.is_dir() else (path,)
+def size_on_disk(path: Path) -> int:
+    """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it,
+    in files whose names go on from its own. 0 where nothing is.
+    """
+    files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
+    if path.suffix == ".onnx" and path.is_file():
+        files = (file for file in path.parent.iterdir() if file.name.startswith(path.name))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -126,7 +126,7 @@ def add_values(
 ) -> None:
     """The model's hyperparameters, each under the architecture's name."""
     for name, value in hyperparameters.values.items():
-        key = f"{architecture}.{name}" if name != "vocab_size" else f"{architecture}.vocab_size"
+        key = f"{architecture}.{name}"
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
@@ -139,13 +139,11 @@ def add_values(
             writer.add_string(key, str(value))
 
 
-def differing(
-    path: Path, words: Words, own: Reference, folder_texts: Sequence[str] | None = None
-) -> tuple[str, list[int], list[int]] | None:
+def differing(path: Path, words: Words, own: Reference) -> tuple[str, list[int], list[int]] | None:
     """The first probe text whose ids differ in a file: (text, its ids, the checkpoint's)."""
     from edgespec.backends import llama_probe
 
-    texts = folder_texts or probe_texts(words.vocabulary, marks=own.name == "tokenizers")
+    texts = probe_texts(words.vocabulary, marks=own.name == "tokenizers")
     with llama_probe.vocabulary(path) as native:
         for text in texts:
             ours, theirs = native.encode(text), own.encode(text)

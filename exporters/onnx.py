@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
@@ -24,6 +24,9 @@ from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
 from edgespec.fetch.sources import human_bytes
+
+if TYPE_CHECKING:
+    from edgespec.exporters.onnx_reference import Behind
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 Style = Literal["fused", "portable"]
@@ -149,8 +152,10 @@ def export(
         from edgespec.exporters import onnx_gate
 
         parity = onnx_gate.check(
-            folder, made.reference, made.ids, dtype, in_place=planned.style == "fused"
-        )
+            folder, made.reference, made.ids, dtype, in_place=planned.style == "fused",
+            behind=made.behind,
+        )  # fmt: skip
+        onnx_gate.check_folder(folder)
         parity["ids"] = {"equal": True, "texts": len(made.ids)}
         tool = "onnxruntime-genai" if planned.style == "fused" else "optimum-onnx"
         description = manifest.describe(
@@ -174,6 +179,7 @@ def export(
 @dataclass(frozen=True)
 class _Made:
     reference: Mapping[str, Any]
+    behind: Behind | None
     ids: dict[str, list[int]]
     optional_inputs: list[str]
     notes: tuple[str, ...]
@@ -200,6 +206,7 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
     loaded = onnx_reference.load(checkpoint)
     report("running the checkpoint on the probe texts")
     reference = onnx_reference.logits(loaded, ids)
+    behind = onnx_reference.behind_window(loaded, ids)
     parameters = [tuple(p.shape) for p in loaded.parameters()]  # a tied one comes once
     tied = onnx_reference.is_tied(loaded)
     vocabulary = loaded.get_input_embeddings().weight.shape[0]
@@ -229,14 +236,15 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
         )
         if changed.kept:
             notes.append(f"blocks can't hold {', '.join(changed.kept[:3])}, which stay floats")
+    # Of the rotation; Gemma 3 has them twice, cos_cache_global and cos_cache_local.
     tables = sum(v.const_value.nbytes for n, v in model.graph.initializers.items()
-                 if n in ("cos_cache", "sin_cache"))  # fmt: skip
+                 if n.startswith(("cos_cache", "sin_cache")))  # fmt: skip
     onnx_file.write(model, folder, changed.aliases, report)
     shutil.rmtree(scratch, ignore_errors=True)
     in_blocks = None if planned.dtype in ("fp32", "fp16") else changed.numbers
     _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, in_blocks)
     optional = [onnx_graph.ROWS] if ends.head is not None else []
-    return _Made(reference, ids, optional, tuple(notes))
+    return _Made(reference, behind, ids, optional, tuple(notes))
 
 
 def _check_size(

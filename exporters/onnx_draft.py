@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -218,6 +218,7 @@ def _is_ids(value: ir.Value | None) -> bool:
 def _try(source: OnnxSource, made: Path, variant: Variant, name: str, threads: int | None) -> None:
     """The gate: the runtime opens it, and it says what the model says without those blocks."""
     from edgespec.backends import LoadOptions, load_model
+    from edgespec.backends.ort_probe import distance
     from edgespec.exporters.onnx_draft_run import Switched
     from edgespec.session import CancelFlag
 
@@ -240,7 +241,7 @@ def _try(source: OnnxSource, made: Path, variant: Variant, name: str, threads: i
         if not np.isneginf(np.delete(got, variant.kept, axis=1)).all():
             raise ExportError(f"{name} would draft tokens that its head doesn't hold.")
         got, wanted = got[:, variant.kept], wanted[:, variant.kept]
-    off = _distance(got[-len(wanted) :], wanted)
+    off = distance(got[-len(wanted) :], wanted)
     # Weights in fewer bits are meant to say something else; not something unlike.
     limit = _LIKE if variant.quant is None else 1.0
     if not off < limit:
@@ -248,12 +249,6 @@ def _try(source: OnnxSource, made: Path, variant: Variant, name: str, threads: i
             f"{name} failed its check: it doesn't say what {source.name} says without the blocks "
             f"that were left out ({off:.0%} off). Nothing was kept."
         )
-
-
-def _distance(a: Any, b: Any) -> float:
-    """The root mean square of the difference, in standard deviations of a row."""
-    spread = float(b.std(axis=-1).mean()) or 1.0
-    return float(np.sqrt(np.mean((a - b) ** 2))) / spread
 
 
 def source_at(path: Path) -> OnnxSource | None:

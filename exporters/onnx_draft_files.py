@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.onnx_folder import OnnxFolder
+from edgespec.exporters.onnx_text import FILES
 
-_FILES = (
-    "config.json", "generation_config.json", "genai_config.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -26,7 +22,7 @@ def write(
     folder: OnnxFolder, made: Path, blocks: Sequence[int] | None, total: int, *, narrow_head: bool
 ) -> None:
     """The files beside the graph, with what they say of its blocks put right."""
-    for name in _FILES:
+    for name in (*FILES, "genai_config.json"):
         path = folder.folder / name
         if not path.is_file() or (name == "genai_config.json" and narrow_head):
             # onnxruntime-genai knows nothing of narrow heads: its ids would be wrong.

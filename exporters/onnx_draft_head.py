@@ -19,11 +19,15 @@ from edgespec.backends.onnx_folder import OnnxFolder
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.errors import ExportError
 from edgespec.exporters.head import Counts, Ids, select
-from edgespec.exporters.onnx_graph import attribute, constant, shape_of, weight_of
+from edgespec.exporters.onnx_graph import (
+    BLOCKS,
+    attribute,
+    constant,
+    find_head,
+    shape_of,
+    weight_of,
+)
 
-_BENDS = frozenset(("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh", "Where"))
-"""What may stand between the head's product and the logits: each works on every number alone."""
-_BLOCKS = "MatMulNBits"
 _BLOCK_ROWS = (1, 2, 3, 5)  # its inputs with a row for each row of the matrix; 4 is by column
 
 
@@ -66,7 +70,7 @@ def narrow_head(model: ir.Model, name: str, kept: Ids) -> None:
         owner.replace_input_with(index, constant(model.graph, f"{old.name}.kept", array))
         if not old.uses() and old.name in model.graph.initializers:
             del model.graph.initializers[old.name]
-    if node.op_type == _BLOCKS:
+    if node.op_type == BLOCKS:
         node.attributes["N"] = ir.AttrInt64("N", len(kept))
     for made in (node, *after):
         value = made.outputs[0]
@@ -78,30 +82,17 @@ def narrow_head(model: ir.Model, name: str, kept: Ids) -> None:
 
 def _find_head(model: ir.Model, name: str) -> tuple[ir.Node, list[ir.Node]]:
     """The product that makes the logits, and the nodes behind it."""
-    value = next((v for v in model.graph.outputs if v.name == "logits"), None)
-    after: list[ir.Node] = []
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type == _BLOCKS or weight_of(node) is not None:
-            return node, after
-        computed = [v for v in node.inputs if v is not None and v.producer() is not None]
-        computed = [v for v in computed if _made_by(v) != "Constant"]
-        if node.op_type not in _BENDS or len(computed) != 1:
-            break
-        after.append(node)
-        value = computed[0]
-    raise ExportError(
-        f"The output head of {name} is no product with a stored matrix that can be narrowed; "
-        "export its checkpoint with `edgespec export onnx` and cut that."
-    )
-
-
-def _made_by(value: ir.Value) -> str:
-    node = value.producer()
-    return node.op_type if node is not None else ""
+    node, after = find_head(model)
+    if node is None:
+        raise ExportError(
+            f"The output head of {name} is no product with a stored matrix that can be narrowed; "
+            "export its checkpoint with `edgespec export onnx` and cut that."
+        )
+    return node, after
 
 
 def _rows(node: ir.Node) -> int:
-    if node.op_type == _BLOCKS:
+    if node.op_type == BLOCKS:
         return int(attribute(node, "N"))
     weight = weight_of(node)
     assert weight is not None
@@ -110,7 +101,7 @@ def _rows(node: ir.Node) -> int:
 
 def _row_inputs(node: ir.Node, size: int) -> list[int]:
     """The inputs that have something for each row."""
-    if node.op_type == _BLOCKS:
+    if node.op_type == BLOCKS:
         return [i for i in _BLOCK_ROWS if i < len(node.inputs) and node.inputs[i] is not None]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     return [1, 2] if bias is not None and _by_token(bias, size) else [1]
@@ -123,7 +114,7 @@ def _sliced(
     value = node.inputs[index]
     assert value is not None
     array = _array(value, name)
-    if node.op_type != _BLOCKS:
+    if node.op_type != BLOCKS:
         if index == 1 and attribute(node, "transB"):
             return node, index, np.ascontiguousarray(array[kept])
         return node, index, np.ascontiguousarray(array[..., kept])

@@ -16,17 +16,13 @@ import onnx_ir as ir
 import onnxruntime
 
 from edgespec.errors import ExportError, ModelError
-from edgespec.exporters import onnx_draft_blocks
+from edgespec.exporters import onnx_draft_blocks, onnx_draft_source, onnx_run
 from edgespec.exporters.onnx_draft_blocks import LEFT_OUT
+from edgespec.exporters.onnx_graph import ROWS
 from edgespec.exporters.parity import Floats
 
 WINDOW = 128
 """Tokens read at a time; the output behind the later half of them is compared."""
-
-_TYPES: dict[str, Any] = {
-    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_,
-    "tensor(int64)": np.int64, "tensor(int32)": np.int32,
-}  # fmt: skip
 
 
 class Switched:
@@ -35,13 +31,14 @@ class Switched:
     def __init__(self, graph: Path, name: str, threads: int | None = None) -> None:
         """Raises ExportError where its blocks can't be told, or it can't be run."""
         model = ir.load(graph)
+        folder = onnx_draft_source.real_places(model, graph.parent, name)
         self.blocks = onnx_draft_blocks.add_switches(model, name).blocks
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         if threads is not None:
             options.intra_op_num_threads = threads
         options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(graph.parent.absolute())
+            "session.model_external_initializers_file_folder_path", str(folder)
         )
         self._name = name
         try:
@@ -56,7 +53,10 @@ class Switched:
     def logits(self, tokens: Sequence[int], without: Collection[int] = ()) -> Floats:
         """The logits (n, V) behind each of the tokens (n,), without some blocks."""
         try:
-            made = self._session.run(["logits"], self._feeds(tokens, without))[0]
+            run = self._session.run_with_ort_values
+            made = run(["logits"], self._feeds(tokens, without))[0].numpy()
+        except ExportError:
+            raise
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ExportError(f"A pass through {self._name} failed: {reason[:300]}") from error
@@ -67,35 +67,17 @@ class Switched:
         self._session = None
 
     def _feeds(self, tokens: Sequence[int], without: Collection[int]) -> dict[str, Any]:
-        count = len(tokens)
-        known: dict[str, Any] = {
-            "input_ids": [list(tokens)],
-            "attention_mask": [[1] * count],
-            "position_ids": [list(range(count))],
-            "cache_position": list(range(count)),
-            "logits_rows": list(range(count)),
-            "num_logits_to_keep": count,
-            "use_cache_branch": [False],
-        }
+        known = {**onnx_run.inputs(tokens, 0), ROWS: list(range(len(tokens)))}
+        known |= {f"{LEFT_OUT}{block}": [block in without] for block in range(self.blocks)}
         feeds = {}
         for value in self._session.get_inputs():
-            kind = _TYPES.get(value.type)
-            if kind is None:
-                raise ExportError(f"{self._name} has an input of type {value.type}: {value.name}.")
-            fed: Any
-            if value.name.startswith(LEFT_OUT):
-                fed = [int(value.name.removeprefix(LEFT_OUT)) in without]
-            elif value.name.startswith("past"):
-                # The one open dimension besides the batch counts tokens, and there are none yet.
-                sizes = (1, *(s if isinstance(s, int) else 0 for s in value.shape[1:]))
-                feeds[value.name] = np.zeros(sizes, kind)
-                continue
+            if value.name.startswith("past"):
+                feeds[value.name] = onnx_run.zeros(value, 0)
             elif value.name in known:
-                fed = known[value.name]
+                array = onnx_run.as_declared(value, known[value.name])
+                feeds[value.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
             else:
                 raise ExportError(f"{self._name} wants an input {value.name} that nobody knows.")
-            array = np.array(fed, kind)
-            feeds[value.name] = array.reshape(-1) if len(value.shape) == 1 else array
         return feeds
 
 

@@ -8,6 +8,7 @@ a file with several names, as model caches have them.)
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,38 @@ def same_bytes(model: ir.Model, known: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _mapped(tensor: ir.ExternalTensor, folder: Path, name: str) -> Mapped:
+def real_places(model: ir.Model, folder: Path, name: str) -> Path:
+    """Let weights be read where they lie and not through links; the folder that holds them all.
+
+    ONNX Runtime follows no links from a graph in memory, and the hub's cache is made of them.
+    Raises ModelFormatError where weights lie outside of the model's folder.
+    """
+    stored = {
+        value: (folder / _inside(value.const_value, name)).resolve()
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    parents = {str(path.parent) for path in stored.values()} or {str(folder.resolve())}
+    real = Path(os.path.commonpath(parents))
+    for value, path in stored.items():
+        tensor = value.const_value
+        value.const_value = ir.ExternalTensor(
+            path.relative_to(real).as_posix(), tensor.offset, tensor.length, tensor.dtype,
+            shape=tensor.shape, name=tensor.name, base_dir=real,
+        )  # fmt: skip
+    return real
+
+
+def _inside(tensor: ir.ExternalTensor, name: str) -> Path:
+    """Where its file is, from the graph's folder."""
     location = Path(tensor.location)
     if location.is_absolute() or location.drive or ".." in location.parts:
         raise ModelFormatError(f"{name} keeps weights outside of its folder: {location}")
+    return location
+
+
+def _mapped(tensor: ir.ExternalTensor, folder: Path, name: str) -> Mapped:
+    location = _inside(tensor, name)
     path = folder / location
     if tensor.dtype.bitwidth < 8:
         raise ModelFormatError(

@@ -5,7 +5,8 @@ with their residual sums. The weights it is handed are those of a model that is 
 they stay where they are until they are written, so nothing is in memory twice. What the builder
 would do with the weights (4 bits without a search, an embedding beside its head) isn't used.
 
-Invariant: the graph is float; `onnx_weights` makes fewer bits of it.
+Invariant: the graph is float; `onnx_weights` makes fewer bits of it. Each layer looks back as far
+as the model's own configuration says, where the builder's classes have rules of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import onnx_ir as ir
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.onnx_graph import attribute
 
 # Text models the builder has a class for; those for pictures and sound are left out, and so are
 # mixtures of experts, whose weights it stores as one tensor a layer.
@@ -41,6 +43,18 @@ FAMILIES: Mapping[str, str] = {
 }
 
 
+# Whose every layer has config.sliding_window, and whose layers are told apart by layer_types; in
+# the other families transformers uses no window, whatever a configuration says.
+_ALL_SLIDE = frozenset({"MistralForCausalLM", "Phi3ForCausalLM"})
+_SOME_SLIDE = frozenset(
+    {
+        "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+        "SmolLM3ForCausalLM",
+    }
+)  # fmt: skip
+_NO_WINDOW = -1  # GroupQueryAttention's local_window_size where a layer sees the whole text
+
+
 def knows(architecture: str) -> bool:
     """Whether the builder has a class for it."""
     return architecture in FAMILIES
@@ -60,12 +74,20 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
             "can't follow; use --portable."
         )
     family: Any = getattr(builders, FAMILIES[architecture])
+    seen = windows(config, architecture)
     # Attention in float16 is fused for GPUs alone, but ONNX Runtime's CPU has it as well.
     provider, number = ("cuda", ir.DataType.FLOAT16) if half else ("cpu", ir.DataType.FLOAT)
 
     class Builder(family):  # type: ignore[misc]
         def load_weights(self, _input_path: str) -> Any:
             return loaded
+
+        def is_local(self, layer_id: int) -> bool:
+            return seen[layer_id] != _NO_WINDOW
+
+        def make_attention(self, layer_id: int, *args: Any, **kwargs: Any) -> None:
+            self.window_size = seen[layer_id]
+            super().make_attention(layer_id, *args, **kwargs)
 
     # The builder shares an embedding by turning it round each time the model is loaded.
     options = {"shared_embeddings": False, "hf_token": "false", "hf_remote": False}
@@ -75,7 +97,36 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
             made.model_type = "gemma3_text"
         made.make_model("")
         made.model.graph.sort()
+    _check_windows(made.model, seen)
     return made.model, made
+
+
+def windows(config: Any, architecture: str) -> tuple[int, ...]:
+    """How many tokens each layer sees, its own included; -1 where it sees all."""
+    count: int = config.num_hidden_layers
+    size: int | None = getattr(config, "sliding_window", None)
+    if not size or getattr(config, "use_sliding_window", True) is False:
+        return (_NO_WINDOW,) * count
+    if architecture in _ALL_SLIDE:
+        return (size,) * count
+    types = config.layer_types if architecture in _SOME_SLIDE else [""] * count
+    return tuple(size if kind == "sliding_attention" else _NO_WINDOW for kind in types)
+
+
+def _check_windows(model: ir.Model, expected: tuple[int, ...]) -> None:
+    """Raises ExportError where an attention doesn't look back as far as its layer should."""
+    found = {}
+    for node in model.graph:
+        if node.op_type == "GroupQueryAttention":
+            past = node.inputs[3]
+            assert past is not None and past.name is not None
+            layer = int(past.name.split(".")[1])  # past_key_values.7.key
+            found[layer] = attribute(node, "local_window_size", _NO_WINDOW)
+    if wrong := [i for i, size in enumerate(expected) if found.get(i) != size]:
+        raise ExportError(
+            f"onnxruntime-genai gave layer {wrong[0]} a window of {found.get(wrong[0])} tokens "
+            f"where the model has {expected[wrong[0]]}; use --portable."
+        )
 
 
 def write_config(made: Any, checkpoint: Checkpoint, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from edgespec.errors import ExportError
 from edgespec.exporters.onnx_file import MODEL
 from edgespec.exporters.onnx_run import Graph
 from edgespec.exporters.parity import Figures, Floats, Limits, compare
+
+if TYPE_CHECKING:
+    from edgespec.exporters.onnx_reference import Behind
 
 # Against the checkpoint. A rotation left out, or weights in the wrong place, gives several nats and
 # the same likeliest token in a tenth of the positions. SmolLM2-135M, which feels few bits more than
@@ -45,9 +48,13 @@ def check(
     dtype: str,
     *,
     in_place: bool,
+    behind: Behind | None = None,
 ) -> dict[str, Any]:
-    """The figures of a graph that passed. Raises ExportError for one that didn't."""
-    room = max(map(len, ids.values())) + 1
+    """The figures of a graph that passed. Raises ExportError for one that didn't.
+
+    behind: a text longer than what some layer sees, where there is such a layer.
+    """
+    room = max(map(len, (*ids.values(), behind.tokens if behind else []))) + 1
     graph = Graph(folder / MODEL, in_place=in_place, room=room)
     found = {}
     for name, text in ids.items():
@@ -64,11 +71,35 @@ def check(
     )
     if graph.selects_rows:
         _check_rows(graph, text, dtype)
-    return {
+    figures = {
         "compared_with": "the checkpoint in torch, float32",
         "logits": against.as_json(),
         "several_against_single": steps.as_json(),
     }
+    if behind is not None:
+        far = _behind_window(graph, behind)
+        _refuse("Behind its window its logits aren't the checkpoint's", LIMITS[dtype].refusal(far))
+        figures["behind_its_window"] = far.as_json()
+    return figures
+
+
+def check_folder(folder: Path) -> None:
+    """Open it as the runtime does. Raises ExportError where it could be no target there."""
+    from edgespec.backends import LoadOptions, load_model
+    from edgespec.errors import ModelError
+    from edgespec.session import CancelFlag
+
+    options = LoadOptions(context_cap=_STEPS, device="cpu")
+    try:
+        model = load_model(folder, options, CancelFlag())
+    except ModelError as error:
+        raise ExportError(
+            f"The export failed its check. edgespec can't open it: {str(error).rstrip('.')}. "
+            "Nothing was kept."
+        ) from error
+    model.close()
+    if model.only_drafts:
+        _refuse("It could check no drafts", model.only_drafts)
 
 
 def _refuse(what: str, reason: str | None) -> None:
@@ -94,6 +125,20 @@ def _in_pieces(graph: Graph, text: list[int]) -> Floats:
             graph.forward(text[:3])
             graph.length = first
     return np.concatenate(rows)
+
+
+def _behind_window(graph: Graph, behind: Behind) -> Figures:
+    """A text's last tokens within one pass over all of it, and one at a time."""
+    tokens, count = behind.tokens, len(behind.logits)
+    graph.clear()
+    within = graph.forward(tokens, range(len(tokens) - count, len(tokens)))
+    graph.clear()
+    graph.forward(tokens[:-count], [0])
+    singly = np.concatenate([graph.forward([token]) for token in tokens[-count:]])
+    names = ("a text longer than its window", "its end one token at a time")
+    return compare(
+        dict.fromkeys(names, behind.logits), dict(zip(names, (within, singly), strict=True))
+    )
 
 
 def _check_rows(graph: Graph, text: list[int], dtype: str) -> None:

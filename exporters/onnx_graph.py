@@ -17,7 +17,9 @@ ROWS = "logits_rows"
 """The optional input that names the positions, within one pass, whose logits are wanted."""
 
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_AFTER_THE_HEAD = frozenset(
+BLOCKS = "MatMulNBits"
+"""A product with a matrix in blocks of a few bits."""
+_AFTER_THE_HEAD = frozenset(  # each works on every number alone
     {"Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub", "Tanh", "Where"}
 )
 
@@ -67,24 +69,28 @@ def find_ends(model: ir.Model, vocab_size: int) -> Ends:
         if table is not None and shape_of(table)[0] == vocab_size:
             embedding = node
             break
-    outputs = [value for value in graph.outputs if value.name == "logits"]
-    return Ends(embedding, _head(outputs[0], vocab_size) if outputs else None)
+    head, _ = find_head(model)
+    weight = weight_of(head) if head is not None else None
+    whole = weight is not None and vocab_size in shape_of(weight)
+    return Ends(embedding, head if whole else None)
 
 
-def _head(value: ir.Value | None, vocab_size: int) -> ir.Node | None:
-    """Back from the logits, through scaling and the like, to the product that made them."""
+def find_head(model: ir.Model) -> tuple[ir.Node | None, list[ir.Node]]:
+    """Back from the logits to the product with a stored matrix that made them, and the nodes behind
+    it, the last first: scaling and the like. None where it isn't found.
+    """
+    value = next((v for v in model.graph.outputs if v.name == "logits"), None)
+    after: list[ir.Node] = []
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type in PRODUCTS:
-            weight = weight_of(node)
-            return node if weight is not None and vocab_size in shape_of(weight) else None
-        if node.op_type not in _AFTER_THE_HEAD:
-            return None
+        if node.op_type == BLOCKS or weight_of(node) is not None:
+            return node, after
         computed = [v for v in node.inputs if v is not None and v.producer() is not None]
         computed = [v for v in computed if v.producer().op_type != "Constant"]
-        if len(computed) != 1:
-            return None
+        if node.op_type not in _AFTER_THE_HEAD or len(computed) != 1:
+            break
+        after.append(node)
         value = computed[0]
-    return None
+    return None, []
 
 
 def select_rows(model: ir.Model, head: ir.Node) -> None:

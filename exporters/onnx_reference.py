@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.parity import Floats
 from edgespec.platform import usable_cpus
 
+_BEHIND = 32  # positions whose logits are looked at where a layer sees a window alone
+_LONGEST_WINDOW = 1024  # tokens; a longer one would take minutes to fill
+
 
 def load(checkpoint: Checkpoint) -> Any:
     """The model, its weights as they are stored. Runs no code of the checkpoint's own.
@@ -27,10 +31,13 @@ def load(checkpoint: Checkpoint) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(usable_cpus())
+    # Its other ways of computing attention leave out the cap on the scores.
+    capped = checkpoint.config.get("attn_logit_softcapping") is not None
     try:
         loaded, found = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, dtype="auto", trust_remote_code=False, local_files_only=True,
-            output_loading_info=True,
+            checkpoint.path, dtype=_stored_type(checkpoint), trust_remote_code=False,
+            local_files_only=True, output_loading_info=True,
+            **({"attn_implementation": "eager"} if capped else {}),
         )  # fmt: skip
     except Exception as error:  # whatever its many parts raise
         reason = str(error).strip().split("\n", 1)[0]
@@ -43,6 +50,14 @@ def load(checkpoint: Checkpoint) -> Any:
                 f"{checkpoint.name} isn't whole: it holds {what} {min(names)}; download it again."
             )
     return loaded.eval()
+
+
+def _stored_type(checkpoint: Checkpoint) -> torch.dtype:
+    """The type that holds every weight as it is stored, whatever the configuration says."""
+    kinds = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    if kinds == {"BF16"}:
+        return torch.bfloat16
+    return torch.float16 if kinds == {"F16"} else torch.float32
 
 
 def is_tied(loaded: Any) -> bool:
@@ -59,6 +74,33 @@ def logits(loaded: Any, texts: Mapping[str, Sequence[int]]) -> dict[str, Floats]
             output = loaded(input_ids=torch.tensor([list(ids)]), use_cache=False)
             found[name] = np.asarray(output.logits[0].float().numpy())
     return found
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A text that is longer than what a layer sees, and the logits (n, V) of its last tokens."""
+
+    tokens: list[int]
+    logits: Floats
+
+
+def behind_window(loaded: Any, texts: Mapping[str, Sequence[int]]) -> Behind | None:
+    """A text for layers that see a window alone, of the tokens of `texts`, again and again.
+
+    None where there are no such layers, or where their window is too long to try.
+    """
+    config = loaded.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    count = window + min(window, 256) + _BEHIND
+    if window > _LONGEST_WINDOW or count > getattr(config, "max_position_embeddings", count):
+        return None
+    tokens = [token for text in texts.values() for token in text]
+    tokens = (tokens * (count // len(tokens) + 1))[:count]
+    with torch.inference_mode(False), torch.no_grad(), _as_float32(loaded):
+        output = loaded(input_ids=torch.tensor([tokens]), use_cache=False, logits_to_keep=_BEHIND)
+    return Behind(tokens, np.asarray(output.logits[0].float().numpy()))
 
 
 @contextmanager

@@ -18,9 +18,47 @@ from edgespec.errors import ExportError
 from edgespec.exporters.onnx_graph import ROWS
 
 _TYPES: dict[str, Any] = {
-    "tensor(float)": np.float32, "tensor(float16)": np.float16,
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_,
     "tensor(int64)": np.int64, "tensor(int32)": np.int32,
 }  # fmt: skip
+_BFLOAT16 = 16  # ONNX's number of the type that numpy hasn't got
+
+
+def inputs(tokens: Sequence[int], past: int) -> dict[str, Any]:
+    """What a pass over tokens (n,) behind `past` others is given, by the inputs' names; a graph
+    declares some of them.
+    """
+    total = past + len(tokens)
+    places = list(range(past, total))
+    return {
+        "input_ids": [list(tokens)],
+        "attention_mask": [[1] * total],
+        "position_ids": [places],
+        "cache_position": places,
+        "num_logits_to_keep": len(tokens),
+        "use_cache_branch": [past > 0],
+    }
+
+
+def as_declared(value: Any, given: Any) -> npt.NDArray[Any]:
+    """What is given for an input, in the type and the rank that the graph declares.
+
+    Raises ExportError for a type that no input of a language model has.
+    """
+    if value.type not in _TYPES:
+        raise ExportError(f"The graph has an input of type {value.type}: {value.name}.")
+    array = np.asarray(given, _TYPES[value.type])
+    return array.reshape(-1) if len(value.shape) == 1 else array
+
+
+def zeros(value: Any, tokens: int) -> Any:
+    """An OrtValue for one tensor of the cache, with room for `tokens`."""
+    # The one open dimension besides the batch counts them.
+    shape = (1, *(size if isinstance(size, int) else tokens for size in value.shape[1:]))
+    make = onnxruntime.OrtValue
+    if value.type == "tensor(bfloat16)":
+        return make.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), _BFLOAT16)
+    return make.ortvalue_from_numpy(as_declared(value, np.zeros(shape, _TYPES.get(value.type))))
 
 
 class Graph:
@@ -58,7 +96,7 @@ class Graph:
         self._room = room
         self.length = 0
         self._binding = self._session.io_binding()
-        self._past = {name: self._empty(name, room if in_place else 0) for name in self._caches}
+        self._past = self._empty(room if in_place else 0)
 
     def forward(
         self, tokens: Sequence[int], rows: Sequence[int] | None = None
@@ -70,21 +108,14 @@ class Graph:
         count = len(tokens)
         if self.in_place and self.length + count > self._room:
             raise ValueError("the cache is full")
-        total = self.length + count
-        fed = {
-            "input_ids": [list(tokens)],
-            "attention_mask": [[1] * total],
-            "position_ids": [list(range(self.length, total))],
-            "num_logits_to_keep": 0,
-            "use_cache_branch": [self.length > 0],
-        }
+        fed = inputs(tokens, self.length)
         binding = self._binding
         binding.clear_binding_inputs()
         binding.clear_binding_outputs()
         for name in self._inputs.keys() - set(self._caches) - {ROWS}:
             if name not in fed:
                 raise ExportError(f"The exported graph wants an input {name} that nobody knows.")
-            binding.bind_cpu_input(name, self._array(name, fed[name]))
+            binding.bind_cpu_input(name, as_declared(self._inputs[name], fed[name]))
         if ROWS in self._inputs and rows is not None:
             # The other way of binding looks for inputs without a default only.
             named = onnxruntime.OrtValue.ortvalue_from_numpy(np.array(rows, np.int64))
@@ -105,7 +136,7 @@ class Graph:
         made = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         if not self.in_place:
             self._past = {p: made[n] for n in made if (p := _past_name(n)) in self._past}
-        self.length = total
+        self.length += count
         logits = made["logits"].numpy()[0].astype(np.float32)
         if rows is not None and ROWS not in self._inputs:
             logits = logits[list(rows)]
@@ -115,21 +146,15 @@ class Graph:
         """Start a new text."""
         self.length = 0
         if not self.in_place:
-            self._past = {name: self._empty(name, 0) for name in self._caches}
+            self._past = self._empty(0)
+
+    def _empty(self, tokens: int) -> dict[str, Any]:
+        return {name: zeros(self._inputs[name], tokens) for name in self._caches}
 
     @property
     def selects_rows(self) -> bool:
         """Whether the graph can be asked for some positions' logits alone."""
         return ROWS in self._inputs
-
-    def _array(self, name: str, value: Any) -> npt.NDArray[Any]:
-        return np.array(value, dtype=_TYPES.get(self._inputs[name].type, np.bool_))
-
-    def _empty(self, name: str, length: int) -> Any:
-        value = self._inputs[name]
-        _, heads, _, size = value.shape
-        array = np.zeros((1, heads, length, size), _TYPES[value.type])
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 def _past_name(present: str) -> str:

@@ -16,7 +16,7 @@ from edgespec.exporters.parity import PROBES, differing_ids
 
 Ids = dict[str, list[int]]
 
-_FILES = (
+FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -26,6 +26,7 @@ _FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+"""What may lie beside a graph, as a checkpoint has it."""
 
 
 def load(checkpoint: Checkpoint) -> Any:
@@ -72,7 +73,7 @@ def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
             if (own / name).is_file():
                 (own / name).replace(folder / name)
         shutil.rmtree(own)
-    for name in _FILES:
+    for name in FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from edgespec.errors import ConfigError
 from edgespec.fetch.sources import atomic
-from edgespec.registry import LOOKUP, load_registry, user_models_file
+from edgespec.registry import LOOKUP, MODEL, load_registry, user_models_file
 from edgespec.tomlfile import Document
 
 
@@ -46,28 +46,42 @@ def register(entry: str, names: Sequence[str], file: Path | None = None) -> Path
     """Append an entry to the user's models.toml and return that file.
 
     names: of the models and pairs in the entry. file: instead of the user's own.
-    Raises ConfigError where one of them is there already, or where the file can't be used.
+    Raises ConfigError where one of them is there already, or where the file can't be used; it ends
+    with the entry, which may have taken hours to make.
     """
     file = file or user_models_file()
-    refuse_taken(names, file)
-    before = Document(file).text if file.is_file() else ""
-    separator = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+    part = file
     try:
+        refuse_taken(names, file)
+        before = Document(file).text if file.is_file() else ""
+        separator = "" if not before else "\n" if before.endswith("\n") else "\n\n"
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic(file) as part:
             part.write_text(before + separator + entry, encoding="utf-8")
             load_registry(part)  # or the next start would complain
-    except OSError as error:
-        raise ConfigError(f"Can't write {file}: {error.strerror or error}.") from error
+    except (ConfigError, OSError) as error:
+        reason = f"can't write {file}: {error}" if isinstance(error, OSError) else str(error)
+        reason = reason.replace(str(part), str(file)).rstrip(".")
+        raise ConfigError(
+            f"What was made is whole, but it wasn't registered: {reason}. The entry for {file}:"
+            f"\n\n{entry}"
+        ) from error
     return file
 
 
 def refuse_taken(names: Sequence[str], file: Path | None = None) -> None:
-    """Raises ConfigError where the user's models.toml has one of the names, or isn't TOML."""
+    """Raises ConfigError where a name can't be given, or the user's models.toml can't be added to:
+    it has the name already, or is wrong as it is.
+    """
+    for name in (LOOKUP, MODEL):
+        if name in names:
+            raise ConfigError(f'"{name}" is what chooses drafters; choose another name.')
     file = file or user_models_file()
-    document = Document(file) if file.is_file() else None
-    for section in ("models", "pairs") if document else ():
-        assert document is not None
+    if not file.is_file():
+        return
+    load_registry(file)
+    document = Document(file)
+    for section in ("models", "pairs"):
         taken = [name for name, _ in document.tables(section) if name in names]
         if taken:
             raise ConfigError(

@@ -39,12 +39,10 @@ class Stage:
 
     Attributes:
         folder: write everything here.
-        resumed: whether finished steps of an earlier run are in it.
     """
 
     def __init__(self, folder: Path, wanted: str, finished: Mapping[str, str]) -> None:
         self.folder = folder
-        self.resumed = bool(finished)
         self._wanted = wanted
         self._finished = dict(finished)
         self._published = False
@@ -184,13 +182,16 @@ def _locked(folder: Path) -> Iterator[None]:
         if not lock_file(file) or not _same_file(file, path):
             raise ExportError(f"Another export is writing to {_final(folder)}; wait for it to end.")
         folder.mkdir(exist_ok=True)
+        gone = False
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # Windows keeps an open file; it is empty
                 path.unlink()
-    with contextlib.suppress(OSError):
-        path.unlink()
+                gone = True
+    if not gone:  # else one that is there now is another export's
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _same_file(file: IO[bytes], path: Path) -> bool:

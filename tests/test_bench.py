@@ -16,12 +16,25 @@ from fakes import FakeSession, fake_model
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, cli
-from edgespec.bench import driver, files, identity, prompts, protocol, record, report, table
-from edgespec.bench.curves import cost_curves, medians
+from edgespec.bench import (
+    charts,
+    driver,
+    files,
+    identity,
+    peers,
+    prompts,
+    protocol,
+    record,
+    report,
+    stats,
+    svg,
+    table,
+)
+from edgespec.bench.curves import cost_curves
 from edgespec.bench.driver import named_pairs
 from edgespec.bench.exactness import difference
 from edgespec.bench.files import Writer
-from edgespec.bench.peers import Peer
+from edgespec.bench.peers import Peer, PeerSide
 from edgespec.bench.protocol import Plan, measure, order
 from edgespec.bench.record import Answer, Costs, Pair, Run, Trial
 from edgespec.bench.sides import RuntimeSide, Setting, settings
@@ -155,6 +168,16 @@ def test_lengths_keep_the_text_that_was_read(tmp_path: Path) -> None:
         assert target.passes == []  # nothing was done for what could not be finished
 
 
+def test_a_prompt_that_is_called_like_a_length(tmp_path: Path) -> None:
+    runtime, *_ = fake_runtime()
+    asked = [prompts.Prompt("context 256", "context", ("Hi?",))]
+    with Writer(tmp_path) as writer:
+        measure(runtime, sides(runtime), Plan("pair", asked, 4, contexts=(256,)), writer)
+        short, long = writer.results.trials
+        assert (short.context, long.context) == (None, 256)
+        assert short.prompt_tokens < 100 < long.prompt_tokens
+
+
 def test_each_category_and_length_takes_its_own_turns(tmp_path: Path) -> None:
     """Two sides, four categories in turn: by the trial's number one would always lead in each."""
     runtime, *_ = fake_runtime()
@@ -227,6 +250,9 @@ def test_a_difference_is_explained_by_rounding_or_not() -> None:
     row = sorted(target.row([*ids, *plain[:3]])[:260])
     assert found["gap"] == pytest.approx(row[-1] - target.row([*ids, *plain[:3]])[wrong[3]])
     assert not found["explained"]
+    target.passes.clear()
+    difference(runtime, ids, plain, wrong, sampling=GREEDY)
+    assert sum(fed > 9 for fed, _ in target.passes) == 1  # the text before is read once
     shorter = difference(runtime, ids, plain, plain[:5], sampling=GREEDY)
     assert shorter and (shorter["token"], shorter["other"]) == (5, None)
     target._bias = {plain[3]: 0.0}  # now two tokens are all but equal
@@ -276,13 +302,17 @@ def test_settings() -> None:
 def test_cost_curves() -> None:
     runtime, target, draft = fake_runtime()
     ticks = iter(range(10**6))
-    found = cost_curves(
-        runtime, "pair", sizes=(1, 4), behind=8, turns=3, clock=lambda: float(next(ticks))
+    found = list(
+        cost_curves(
+            runtime, "pair", sizes=(1, 4), behind=8, turns=3, clock=lambda: float(next(ticks))
+        )
     )
     assert [(c.role, c.model) for c in found] == [("target", "fake"), ("drafter", "draft")]
-    assert found[0].seconds == {"1": [1.0] * 3, "4": [1.0] * 3} and medians(found[1])[1] == 1.0
+    assert found[0].seconds == found[1].seconds == {"1": [1.0] * 3, "4": [1.0] * 3}
     assert target.length == draft.length == 0
     assert (4, 4) in target.passes and (4, 1) in draft.passes
+    (rest,) = cost_curves(runtime, "pair", known={("fake", "target")}, sizes=(1,), turns=1)
+    assert (rest.role, rest.model) == ("drafter", "draft")
 
 
 # ------------------------------------------------------------------------------ what survives
@@ -324,6 +354,27 @@ def test_nothing_measured_leaves_nothing(tmp_path: Path) -> None:
     with Writer(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []  # it was there before
+
+
+def test_one_process_writes_to_a_folder_at_a_time(tmp_path: Path) -> None:
+    line = {"kind": "run", "began": "", "command": [], "machine": {}, "versions": {}}
+    data = json.dumps(line, separators=(",", ":")).encode() + b'\n{"kind":"tri'
+    with Writer(tmp_path) as writer:
+        writer.file.write_bytes(data)  # the other's line, half of it
+        with pytest.raises(ConfigError, match="another edgespec bench is writing"):
+            Writer(tmp_path)
+        assert writer.file.read_bytes() == data
+    with Writer(tmp_path) as writer:
+        assert len(writer.results.runs) == 1
+    assert (tmp_path / files.FILE).read_bytes() == data[:-12]
+
+
+@pytest.mark.parametrize("text", ["{'a': 1}", "my results", '{"kind": "other"}', "x\n"])
+def test_a_file_of_someone_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / files.FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"didn't write|is no result"):
+        Writer(tmp_path)
+    assert (tmp_path / files.FILE).read_text("utf-8") == text
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -450,6 +501,7 @@ def test_the_prompts_that_come_along() -> None:
         ('{"turns": "one"}', "holds no prompts"),
         ('{"turns": [" "]}', "holds no prompts"),
         ('{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}', "the same id"),
+        ('{"category": "all", "turns": ["a"]}', "has a category `all`"),
     ],
 )
 def test_files_that_hold_no_prompts(tmp_path: Path, text: str | None, says: str) -> None:
@@ -567,6 +619,47 @@ def test_the_report_is_whole_and_refers_to_nothing(tmp_path: Path) -> None:
     assert " to " in shown  # intervals, in figures too
 
 
+def test_many_sides_are_told_apart_and_stay_in_the_picture() -> None:
+    names = [f"lookup+model:{i}" for i in range(12)] + ["transformers-generate, best"]
+    ratio = stats.ratio_interval([0.1, 0.2])
+    assert ratio
+    rows = {"kind": dict.fromkeys(names, (ratio, "ngram-simple+draft-6, 15.9 tok/s"))}
+    speeds = {name: {256: stats.Spread(9.0, 8.0, 10.0)} for name in names}
+    pictures = [
+        charts.intervals("", rows, names, "plain"),
+        charts.accepted_lengths({"kind": dict.fromkeys(names, 2.5)}, names),
+        charts.lengths(speeds),
+    ]
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        texts = [element for element in root if element.tag == "text"]
+        for element in texts:
+            left, words = float(element.attrib["x"]), element.text or ""
+            if element.get("text-anchor") == "start":
+                assert left + svg.text_width(words) <= width, words
+            assert float(element.attrib["y"]) <= height, words
+        for name in names:  # beside its mark, not in a legend that has to be looked up
+            assert any((element.text or "").startswith(name) for element in texts), name
+    assert len({svg.colour(series) for series in range(-1, 18)}) == 19
+
+
+def test_the_speed_over_length_has_each_peer_at_its_best(tmp_path: Path) -> None:
+    results = many(tmp_path)
+    for trial in results.trials:
+        slower = 0.002 if trial.context == 256 else 0.0005
+        trial.answers.append(Answer("peer<i>/b", [1, 2], "", "length", 0.1, slower))
+    html = report.render(results)
+    (picture,) = [p for p in re.findall(r"<svg .*?</svg>", html, re.DOTALL) if "over the len" in p]
+    tips = [t.text or "" for t in ElementTree.fromstring(picture).iter("title")]
+    assert "peer<i>, best, 256 tokens: 1000.0 tokens/s" in tips
+    assert "peer<i>, best, 512 tokens: 2000.0 tokens/s" in tips
+    page = Page()
+    page.feed(html)
+    assert "peer<i>/draft-1 at 256 tokens" in page.words
+    assert "peer<i>/b at 512 tokens" in page.words
+
+
 def test_a_report_of_little(tmp_path: Path) -> None:
     """One prompt has no interval; a pair that was never answered has nothing."""
     runtime, *_ = fake_runtime()
@@ -635,8 +728,9 @@ else:
 
 
 def test_a_measurement_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")  # what a busy machine makes edgespec set
     target = write_tiny(tmp_path / "a.gguf", context=512)
     drafter = write_tiny(tmp_path / "b.gguf", context=512, seed=1)
     (tmp_path / "my_peer.py").write_text(PEER, encoding="utf-8")
@@ -669,6 +763,15 @@ def test_a_measurement_from_the_command_line(
     assert code == 1 and "max_tokens was 6, is 7" in err and "choose another --out" in err
     code, shown, _ = in_process(capsys, "bench", "--compare", out, out)
     assert code == 0 and "0 regressions" in shown
+    assert found.pairs[pair.pair].settings["gomp_spincount"] == "77"
+    lines = (out / files.FILE).read_bytes().splitlines(keepends=True)
+    costs = [line for line in lines if line.startswith(b'{"kind":"costs"')]
+    assert len(costs) == 2
+    kept = b"".join(line for line in lines if line != costs[1])  # killed between the two
+    (out / files.FILE).write_bytes(kept)
+    code, _, err = in_process(capsys, *args)
+    assert code == 0 and "passes of b.gguf cost" in err and "passes of a.gguf cost" not in err
+    assert [c.role for c in files.read([out]).costs] == ["target", "drafter"]
     again = tmp_path / "again"
     assert in_process(capsys, "bench", "--report", out, "--out", again)[0] == 0
     assert (again / "report.html").read_text("utf-8") == (out / "report.html").read_text("utf-8")
@@ -683,6 +786,8 @@ def test_a_measurement_from_the_command_line(
         (["--prompts", "none.jsonl"], 1, "can't read the prompts"),
         (["--peer", "x.py", "--temperature", "1"], 1, "greedily"),
         (["--rule", "rejection"], 1, "needs a --temperature"),
+        (["--target", "none.gguf", "--temperature", "-1"], 1, "temperature must be"),
+        (["--target", "none.gguf", "--temperature", "nan"], 1, "temperature must be"),
         (["--compare", "none", "none"], 1, "can't read the results"),
         (["--lookahead", "many"], 2, "usage"),
         (["--drafters", "a,,b"], 2, "no list"),
@@ -694,6 +799,29 @@ def test_what_makes_no_sense(
 ) -> None:
     got, out, err = in_process(capsys, "bench", "--out", tmp_path / "o", *args)
     assert (got, out) == (code, "") and says in err
+
+
+def test_costs_are_measured_anew_for_each_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What earlier chats made of them would be part of the figures of `auto`."""
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "p.jsonl").write_text('{"turns": ["Hi."]}\n', encoding="utf-8")
+    for out in ("one", "two"):
+        code, _, err = in_process(
+            capsys, "bench", "--target", target, "--threads", "1", "--tokens", "2",
+            "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / out,
+        )  # fmt: skip
+        assert code == 0 and "measuring what passes of these models cost" in err
+
+
+def test_commands_in_the_documents_keep_their_results_apart() -> None:
+    root = Path(__file__).parents[1]
+    for page in ("README.md", "docs/performance.md"):
+        text = (root / page).read_text("utf-8").replace("\\\n", " ")
+        measured = re.findall(r"^edgespec bench .*--prompts.*$", text, re.MULTILINE)
+        folders = [re.findall(r"--out (\S+)", command) for command in measured]
+        assert len(folders) == 2 and all(folders) and folders[0] != folders[1], page
 
 
 def test_names_of_pairs_that_are_files() -> None:
@@ -773,6 +901,28 @@ def test_no_peer_outlives_a_failure_to_start_another(
         driver.run_pair(named, options, writer, lambda _: None, lambda *_: None)
     (peer,) = started
     assert peer._process.returncode is not None
+
+
+def test_starting_a_process_is_no_answers_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Meter:
+        spent = 0.0
+
+        def joules(self) -> float:
+            self.spent += 5.0
+            return self.spent
+
+    class Stub:
+        name, started = "it", True
+
+        def ask(self, request: dict[str, object]) -> dict[str, object]:
+            return {"tokens": [1], "started": self.started}
+
+    monkeypatch.setattr(peers, "EnergyMeter", Meter)
+    stub = Stub()
+    side = PeerSide(stub, "plain")  # type: ignore[arg-type]
+    assert side.answer([1], 1, GREEDY).joules is None
+    stub.started = False
+    assert side.answer([1], 1, GREEDY).joules == 5.0
 
 
 def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_servers_start_when_asked_and_make_room(
 ) -> None:
     peer = script("llama_server")
     happened: list[str] = []
+    texts: list[list[int]] = []
 
     class Process:
         def __init__(self, request: dict[str, Any]) -> None:
@@ -99,6 +100,7 @@ def test_servers_start_when_asked_and_make_room(
 
         def ask(self, request: dict[str, Any]) -> dict[str, Any]:
             assert request["setting"] == self.setting
+            texts.append(request["ids"])
             return {"tokens": []}
 
         def end(self) -> None:
@@ -119,8 +121,15 @@ def test_servers_start_when_asked_and_make_room(
         }
     )
     assert happened == []
-    for setting in ("plain", "draft-3", "plain", "ngram-mod", "ngram-mod"):
-        servers.answer(setting, [1], 2)
+    ids = list(range(40))
+    started = [
+        servers.answer(setting, ids, 2)["started"]
+        for setting in ("plain", "draft-3", "plain", "ngram-mod", "ngram-mod")
+    ]
+    assert started == [True, True, False, True, True]
+    # Each is warm before it is asked, by another text that is too short to learn from.
+    warm = list(range(7, -1, -1))
+    assert texts == [warm, ids, warm, ids, ids, warm, ids, warm, ids]
     # One that learns from its answers begins anew; the others stay.
     assert happened == [
         "start plain", "start draft-3", "start ngram-mod", "end ngram-mod", "start ngram-mod",
@@ -130,3 +139,52 @@ def test_servers_start_when_asked_and_make_room(
     servers.answer("plain", [1], 2)
     servers.answer("ngram-mod", [1], 2)
     assert happened == ["end ngram-mod", "end draft-3", "end plain", "start ngram-mod"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "types", "width"),
+    [
+        ("plain", None, None),
+        ("draft-3", ["DRAFT_SIMPLE"], 3),
+        ("ngram-mod", ["NGRAM_MOD"], None),
+        ("ngram-simple+draft-6", ["NGRAM_SIMPLE", "DRAFT_SIMPLE"], 6),
+    ],
+)
+def test_what_a_server_is_told(
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    types: list[str] | None,
+    width: int | None,
+) -> None:
+    peer = script("llama_server")
+    monkeypatch.setattr(peer, "versions", lambda *_: {})
+    request = {
+        "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [],
+        "settings": [setting],
+    }  # fmt: skip
+    assert peer.load(request).settings == [setting]  # it is offered
+    lib = ModuleType("xllamacpp")
+
+    class Params:
+        def __init__(self) -> None:
+            cpus = SimpleNamespace(n_threads=0)
+            draft = SimpleNamespace(
+                mparams=SimpleNamespace(path=None), n_max=None, cpuparams=cpus, cpuparams_batch=cpus
+            )
+            self.model = SimpleNamespace(path=None)
+            self.cpuparams = self.cpuparams_batch = cpus
+            self.speculative = SimpleNamespace(types=None, draft=draft)
+
+    class Kinds:
+        def __getattr__(self, name: str) -> str:
+            return name.removeprefix("COMMON_SPECULATIVE_TYPE_")
+
+    lib.CommonParams = Params  # type: ignore[attr-defined]
+    lib.common_speculative_type = Kinds()  # type: ignore[attr-defined]
+    lib.Server = lambda params: params  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "xllamacpp", lib)
+    params = peer._start(request, setting)
+    assert params.speculative.types == types
+    assert params.speculative.draft.n_max == width
+    assert params.speculative.draft.mparams.path == (width and "d.gguf")

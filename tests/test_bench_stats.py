@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.bench import compare
-from edgespec.bench.record import Answer, Pair, Results, Trial
+from edgespec.bench import compare, report
+from edgespec.bench.beside import answered_by_all, at_best, best_side
+from edgespec.bench.prompts import ALL
+from edgespec.bench.record import Answer, Pair, Results, Run, Trial
 from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
-from edgespec.bench.summary import ALL, best_side, categories, contexts, row, whole
+from edgespec.bench.summary import categories, contexts, row, whole
 from edgespec.errors import ConfigError
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -61,6 +63,9 @@ def test_small_things() -> None:
     same = ratio_interval([math.log(2)] * 3)
     assert same and same.low == pytest.approx(2) and same.high == pytest.approx(2)
     assert percentile([3, 1, 2], 0.5) == 2 and percentile([1, 2], 0.95) == pytest.approx(1.95)
+    unsure = ratio_interval([-9.0, 9.0], 0.9999)
+    assert unsure and (unsure.low, unsure.high) == (0.0, math.inf)
+    assert str(unsure) == "1.00 (0.00 to inf)"
     middle = spread([5, 1, 3, 2, 4])
     assert middle and (middle.low, middle.median, middle.high) == (2, 3, 4)
 
@@ -186,13 +191,13 @@ def test_behind_long_texts() -> None:
     found = row(before, "p", "lookup:auto", "context", 64)
     assert found and found.ratio and found.ratio.pairs == 5
     assert found.ratio.low and found.ratio.low > 1.9
-    assert found.ttft is None and found.ttft_ratio is None
+    assert found.ttft is None
     later = compare.compare(before, results(behind_texts(2.0, 1.0), sides))
     assert not later.failed and {c.what for c in later.changes} == {
         "tokens per second", "speed against plain",
     }  # fmt: skip
     slower = compare.compare(before, results(behind_texts(2.2, 0.1), sides))
-    assert [(c.side, c.category) for c in slower.regressions] == [("lookup:auto", "context")]
+    assert [(c.side, c.category) for c in slower.regressions] == [("lookup:auto", "text lengths")]
     wrong = {"token": 3, "explained": False}
     inexact = compare.compare(before, results(behind_texts(2.0, 0.1, wrong), sides))
     assert inexact.inexact == [
@@ -209,11 +214,47 @@ def test_all_tokens_over_all_time() -> None:
     made = results(trials, ["plain", "l"])
     found, base = whole(made, "p", "l"), whole(made, "p", "plain")
     assert found and base and base.ratio is None
+    assert (found.answers, base.answers) == (2, 3)
     assert found.tokens_per_second == pytest.approx(32 / 3)
     assert found.ratio == pytest.approx((32 / 3) / (42 / 6))
     assert found.mean_ratio == pytest.approx((11 / 1 + 21 / 2) / (21 / 2 + 21 / 4))
     assert base.tokens_per_second == pytest.approx(63 / 15.5)
     assert whole(made, "p", "nobody") is None
+
+
+def test_only_edgespec_is_judged() -> None:
+    """Another program may get slower, and plain decoding on another machine."""
+    before, after = measured(10), measured(11)
+    for made, seconds in ((before, 1.0), (after, 2.0)):
+        made.pairs["p"].sides.append("it/a")
+        for trial in made.trials:
+            trial.answers.append(answer("it/a", seconds))
+    assert not compare.compare(before, after).failed
+    slow = measured(11, plain=1.5, side=1.5)
+    machines = [Run("", [], {"cpu": cpu}, {}) for cpu in ("fast", "slow")]
+    before.runs, slow.runs = machines[:1], machines[1:]
+    elsewhere = compare.compare(before, slow)
+    assert not elsewhere.failed and any("two machines" in note for note in elsewhere.notes)
+    slow.runs = machines[:1]
+    assert {c.side for c in compare.compare(before, slow).regressions} == {"plain"}
+
+
+def test_answers_to_other_prompts_are_not_paired() -> None:
+    def made(prompts: str, *trials: Trial) -> Results:
+        found = results(list(trials), ["plain", "lookup:auto"])
+        found.pairs["p"].settings["prompts_sha256"] = prompts
+        return found
+
+    lines = [
+        Trial("p", f"line {i}", "c", 0, 0, 9, "", [answer("plain", s), answer("lookup:auto", 1.0)])
+        for i, s in enumerate((4.0, 4.1, 4.2))
+    ]
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compare.compare(made("1", *lines), made("2", *lines))
+    long = behind_texts(2.0, 0.1)
+    found = compare.compare(made("1", *lines, *long), made("2", *lines, *long))
+    assert {c.category for c in found.changes} == {"text lengths"}
+    assert any("prompts aren't the same" in note for note in found.notes)
 
 
 def test_nothing_in_common() -> None:
@@ -268,3 +309,58 @@ def test_each_peer_at_its_best_in_each_category() -> None:
     made = results(trials, ["plain", "it/a", "it/b"])
     assert [best_side(made, "p", ["it/a", "it/b"], c) for c in ("x", "y")] == ["it/a", "it/b"]
     assert best_side(made, "p", ["it/c"], "x") is None
+
+
+def test_prompts_that_a_side_never_answered_count_for_nothing() -> None:
+    """Taken together with other results, "all" may hold prompts that one side alone was asked."""
+    easy = [
+        Trial("p", f"e{i}", "easy", 0, 0, 9, "", [answer("plain", 8.0), answer("l", 2.0)])
+        for i in range(4)
+    ]
+    hard = [
+        Trial("p", f"h{i}", "hard", 0, 0, 9, "", [
+            answer("plain", 4.0), answer("l", 2.0), answer("it/a", 2.5), answer("it/b", 3.0)])
+        for i in range(2)
+    ]  # fmt: skip
+    lucky = Trial("p", "e9", "easy", 0, 0, 9, "", [answer("plain", 9.0), answer("it/b", 0.1)])
+    sides = ["plain", "l", "it/a", "it/b"]
+    made = results([*easy, *hard, lucky], sides)
+    counted = {side: row(made, "p", side, ALL) for side in sides}
+    assert {side: found and found.prompts for side, found in counted.items()} == {
+        "plain": 7, "l": 6, "it/a": 2, "it/b": 3,
+    }  # fmt: skip
+    assert answered_by_all(made, "p", sides, ALL) == {("h0", 0), ("h1", 0)}
+    assert best_side(made, "p", ["it/a", "it/b"], ALL) == "it/a"  # though b was lucky elsewhere
+    beside = at_best(made, "p", ["l"], {"it": ["it/a", "it/b"]}, ALL)
+    (ours, mine), (theirs, other) = beside["l"], beside["it, best"]
+    assert (ours, theirs) == ("l", "it/a")
+    assert mine.ratio and mine.ratio.center == pytest.approx(2.0)  # not 3.2 with the easy ones
+    assert other.ratio and other.ratio.center == pytest.approx(1.6)
+    apart = results([easy[0], lucky], sides)
+    assert best_side(apart, "p", ["l", "it/b"], ALL) is None  # they have nothing in common
+    assert "No prompt was answered by all" in "".join(
+        report._peers(apart, "p", ["l"], {"it": ["it/b"]})
+    )
+
+
+def test_energy_that_was_not_told_for_each_answer() -> None:
+    trials = [
+        Trial("p", f"{i}", "x", 0, 0, 9, "", [answer("plain", 1.0, joules=joules)])
+        for i, joules in enumerate((42.0, None, 0.0))
+    ]
+    found = row(results(trials, ["plain"]), "p", "plain", "x")
+    assert found and found.joules_per_token == pytest.approx(1.0)
+
+
+def test_a_category_that_is_called_like_text_lengths() -> None:
+    asked = Trial("p", "a", "context", 0, 0, 9, "", [answer("plain", 4.0), answer("l", 2.0)])
+    long = Trial("p", "context 64", "context", 0, 0, 64, "", [
+        answer("plain", 4.0), answer("l", 1.0)], 64)  # fmt: skip
+    made = results([asked, long], ["plain", "l"])
+    assert categories(made, "p") == ["context"] and contexts(made, "p") == [64]
+    for context, ratio in ((None, 2.0), (64, 4.0)):
+        found = row(made, "p", "l", "context", context)
+        assert found and found.ratio and found.answers == 1
+        assert found.ratio.center == pytest.approx(ratio)
+    html = report.render(made)
+    assert "Speed against plain decoding" in html and "behind a text of so many" in html

@@ -20,7 +20,11 @@ from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
 from edgespec.commands import shared
+from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
+from edgespec.figures import as_json, summary
+from edgespec.generation import Result
+from edgespec.metrics import Counters
 from edgespec.opening import find_files
 from edgespec.options import add_model_options
 from edgespec.planner import FixedPlanner
@@ -148,6 +152,44 @@ def test_what_drafts(args: Sequence[str], drafters: list[str] | None) -> None:
     assert shared.drafters(parser.parse_args(args)) == drafters
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "x", "--max-tokens", "abc"], "'abc' is no whole number"),
+        (["run", "x", "--ctx-size", "1.5"], "'1.5' is no whole number"),
+        (["run", "x", "--lookahead", "-1"], "-1 is below 0"),
+        (["run", "x", "--top-p", "much"], "'much' is no number"),
+        (["bench", "--lookahead", "3,x"], "'x' is neither a number nor `auto`"),
+        (["bench", "--lengths", "256,long"], "'long' is no whole number"),
+        (["bench", "--temperature", "hot"], "'hot' is no number"),
+        (["verify", "--system", "Be brief."], "--system"),  # it would change nothing
+    ],
+)
+def test_a_wrong_argument_is_named_by_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], args: Sequence[str], says: str
+) -> None:
+    code, out, err = in_process(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in err.splitlines()[-1] and "invalid" not in err
+
+
+def test_pulling_a_pair_that_is_named_like_its_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = user_models_file().parent
+    folder.mkdir(parents=True)
+    entries = '[pairs.big]\ntarget = "big"\ndrafters = ["small"]\ndescription = "A pair"\n'
+    for name in ("big", "small"):
+        (folder / f"{name}.gguf").write_bytes(name.encode())
+        entries += f'[models.{name}]\nsource = {{ kind = "file", path = "{name}.gguf" }}\n'
+        entries += 'licence = "MIT"\nformat = "gguf"\n'
+    user_models_file().write_text(entries, encoding="utf-8")
+    big, small = str(folder / "big.gguf"), str(folder / "small.gguf")
+    for name, files in (("big", [big, small]), ("small", [small])):
+        code, out, _ = in_process(capsys, "pull", name)
+        assert (code, out.splitlines()) == (0, files)
+
+
 def test_a_choice_among_the_drafters_of_a_pair(tmp_path: Path) -> None:
     """`model` is every model of the pair that drafts."""
     folder = user_models_file().parent
@@ -264,6 +306,15 @@ def test_a_chat_through_a_pipe(folder: Path) -> None:
     assert edgespec("chat", *args, stdin="hi")[1].splitlines() == [first]  # no last line end
 
 
+def test_figures_of_an_answer_that_a_stop_string_left_empty() -> None:
+    counters = Counters(prompt_tokens=9, rounds=1, decode_seconds=0.5, ttft_seconds=0.1)
+    counters.add_draft("lookup", 3, 2, rejected=True)
+    result = Result("", (), (), "stop", counters)
+    assert "lookup: 2 of 3 draft tokens accepted (67%)\n" in summary(result)
+    assert "tokens a round" not in summary(result)
+    assert as_json(result)["mean_accepted_length"] is None
+
+
 # ------------------------------------------------------------------------------ terminals
 
 
@@ -327,14 +378,70 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     assert "Traceback" not in err and "BrokenPipe" not in err
 
 
+OUTPUTS = [
+    ["run", "abc", "--target", "a.gguf", *PLAIN, "--max-tokens", "4"],
+    ["models"],
+    ["models", "--json"],
+    ["bench", "--compare", "results.jsonl", "results.jsonl"],
+    ["--help"],
+    ["--version"],
+]
+
+
+def buffered() -> dict[str, str]:
+    """An environment in which output waits to be written, as it usually does."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path) -> Path:
+    """The folder, with something to compare."""
+    answers = [{"side": "plain", "tokens": [1, 2], "text": "", "finish_reason": "length",
+                "ttft_seconds": 1.0, "decode_seconds": 1.0}]  # fmt: skip
+    trial = {"kind": "trial", "pair": "p", "prompt": "a", "category": "c", "turn": 0, "repeat": 0,
+             "prompt_tokens": 1, "ended": "", "answers": answers}  # fmt: skip
+    pair = {"kind": "pair", "pair": "p", "target": {}, "drafters": [], "settings": {},
+            "sides": ["plain"]}  # fmt: skip
+    lines = "".join(json.dumps(line) + "\n" for line in (pair, trial))
+    (folder / "results.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system without a full device")
-def test_an_output_that_is_full(folder: Path) -> None:
-    args = ["run", "abc", "--target", folder / "a.gguf", *PLAIN, "--max-tokens", "4"]
+@pytest.mark.parametrize("args", OUTPUTS, ids=" ".join)
+def test_an_output_that_is_full(measured: Path, args: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*COMMAND, *args], stdout=full, stderr=subprocess.PIPE, timeout=120)
+        done = subprocess.run(
+            [*COMMAND, *args], stdout=full, stderr=subprocess.PIPE, timeout=120, cwd=measured,
+            env=buffered(),
+        )  # fmt: skip
     err = done.stderr.decode()
     assert done.returncode == 1
     assert "No space left on device" in err and "Traceback" not in err and "Exception" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
+@pytest.mark.parametrize("args", OUTPUTS, ids=" ".join)
+def test_an_output_that_nobody_reads(measured: Path, args: list[str]) -> None:
+    """As with `| true`: nothing to complain of."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, *args], stdout=write, stderr=subprocess.PIPE, timeout=120, cwd=measured,
+        env=buffered(),
+    )  # fmt: skip
+    os.close(write)
+    err = done.stderr.decode()
+    assert done.returncode == 0
+    assert "Traceback" not in err and "BrokenPipe" not in err and "Exception" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_an_output_that_is_closed(measured: Path) -> None:
+    line = f'"{sys.executable}" -m edgespec.cli pull nobody >&-'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(b"edgespec: ")
+    assert done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
@@ -525,3 +632,12 @@ def test_tune_prints_the_sums_and_one_sentence(
     prompts.write_text("[]")
     assert cli.main(["tune", "--target", str(folder / "a.gguf"), "--prompts", str(prompts)]) == 1
     assert "holds no prompts" in capsys.readouterr().err
+
+
+def test_a_drafter_on_another_device_is_told() -> None:
+    target, draft = fake_model(FakeSession(8)), fake_model(FakeSession(8))
+    target.details = {"device": "CUDA"}
+    for device, says in (("CPU, 2 threads", "model (on CPU, 2 threads)"), ("CUDA", "model, ")):
+        draft.details = {"device": device}
+        line = shared.introduction(Runtime(target, [ModelDrafter(draft)]))[0]
+        assert " on CUDA, drafters: " in line and says in line

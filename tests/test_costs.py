@@ -16,7 +16,7 @@ from fakes import FakeSession, fake_model
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.confidence import MATCH_PRIOR, Outlook
-from edgespec.costs import POINTS, READS, Costs, measure
+from edgespec.costs import READS, Costs, measure
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.planner import Outcome

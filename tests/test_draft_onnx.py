@@ -207,6 +207,37 @@ def test_ablation_is_without_change_where_nothing_is_left_out(tmp_path: Path) ->
         ablation.close()
 
 
+@needs_ir
+def test_a_model_in_the_hubs_cache_is_cut(tmp_path: Path) -> None:
+    """Where each file is a link to one that is called after its hash."""
+    repo = tmp_path / "models--some--model"
+    snapshot = write_tiny_onnx(
+        repo / "snapshots" / "0123" / "onnx", layers=3, attention="gqa", external=True
+    )
+    plain = says(snapshot)
+    (repo / "blobs").mkdir()
+    for i, file in enumerate(sorted(snapshot.iterdir())):
+        blob = repo / "blobs" / f"b10b{i}"
+        file.rename(blob)
+        file.symlink_to(Path("../../../blobs") / blob.name)
+    sample = [3 + (7 * i) % (SIZE - 3) for i in range(128)]
+    ablation = open_source(snapshot).ablation(sample, 1)
+    try:
+        assert ablation.change(frozenset()) == pytest.approx(0, abs=1e-6)
+        assert ablation.change(frozenset({1})) > 1e-4
+    finally:
+        ablation.close()
+    made = make(snapshot, tmp_path / "cut", Variant(blocks=(0, 2)))
+    assert says(snapshot) == pytest.approx(plain) and says(made).shape == plain.shape
+
+
+@needs_ir
+def test_blocks_of_a_cache_in_bfloat16_are_left_out(tmp_path: Path) -> None:
+    whole = write_tiny_onnx(tmp_path / "whole", layers=3, cache="bfloat16")
+    made = make(whole, tmp_path / "cut", Variant(blocks=(0, 2)))
+    assert says(made).shape == (len(TEXT), SIZE)
+
+
 # ------------------------------------------------------------------------------ the head
 
 

@@ -19,7 +19,7 @@ from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
 from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.manifest import Manifest
-from edgespec.exporters.register import Exported, pair_entry, register
+from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
 from edgespec.exporters.staging import refuse_existing, require_space, stage
 from edgespec.exporters.weights import read_index
 from edgespec.registry import load_registry
@@ -317,7 +317,7 @@ def test_what_came_into_the_folder_meanwhile_is_not_lost(tmp_path: Path) -> None
 
     def run(*, late: bool) -> bool:
         with stage(result, wanted={}, overwrite=True) as work:
-            resumed = work.resumed
+            resumed = work.finished("all") is not None
             made = work.folder / "made"
             made.mkdir(exist_ok=True)
             work.finish("all", made)
@@ -352,7 +352,6 @@ def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:
     def run(wanted: dict[str, object], *, stop: bool) -> bool:
         with stage(result, wanted=wanted, overwrite=True) as work:
             found = work.finished("first") is not None
-            assert work.resumed is found
             made = work.folder / "made"
             made.write_text("x")
             work.finish("first", made)
@@ -399,7 +398,7 @@ def test_what_failed_its_check_is_not_gone_on_from(
         raise end
     assert names(tmp_path) == ([".result.partial"] if kept else [])
     with stage(result, wanted={}) as work:
-        assert work.resumed is kept
+        assert (work.finished("first") is not None) is kept
 
 
 def test_a_full_disk_keeps_what_was_finished(
@@ -420,7 +419,26 @@ def test_a_full_disk_keeps_what_was_finished(
         ):
             pytest.fail("it began all the same")
     with stage(result, wanted={}) as work:
-        assert work.resumed
+        assert work.finished("first") is not None
+
+
+def test_the_lock_of_another_export_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may have begun the moment this one's lock was gone."""
+    lock = tmp_path / ".result.partial.lock"
+    unlink, begun = Path.unlink, []
+
+    def and_another_begins(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path == lock and not begun:
+            lock.touch()
+            begun.append(True)
+
+    with stage(tmp_path / "result", wanted={}):
+        monkeypatch.setattr(Path, "unlink", and_another_begins)
+    monkeypatch.undo()
+    assert begun and lock.exists()
 
 
 def test_damaged_leftovers_are_cleared_away(tmp_path: Path) -> None:
@@ -525,3 +543,28 @@ def test_a_pair_is_registered_beside_what_is_there(tmp_path: Path) -> None:
         register(pair_entry("third", target, [], "x"), ["third"], file)
     assert file.read_text(encoding="utf-8") == "not = [toml"
     assert names(file.parent) == ["models.toml"]
+
+
+def test_what_cant_be_registered_in_the_end_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    model = Exported("one", tmp_path / "x.gguf", "gguf", "mit")  # which isn't there
+    entry = pair_entry("mine", model, [], "x").replace('"gguf"', '"gguff"')
+    with pytest.raises(ConfigError) as caught:
+        register(entry, ["one", "mine"], file)
+    said = str(caught.value)
+    assert said.endswith(f"The entry for {file}:\n\n{entry}")
+    assert f"registered: {file}, line 4" in said and ".part" not in said
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["lookup", "model"])
+def test_names_that_choose_drafters_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf'"{name}" is what chooses drafters'):
+        refuse_taken([f"{name}-target", name], tmp_path / "models.toml")
+
+
+def test_a_models_file_with_a_mistake_is_refused_before_any_work(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text('[models.mine]\nformat = "gguf"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r'models\.toml.*"source"'):
+        refuse_taken(["other"], file)

@@ -14,7 +14,6 @@ import pytest
 from edgespec.cli import main
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import onnx as exporter
-from edgespec.exporters import parity
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.parity import Limits, compare, differing_ids
 
@@ -98,10 +97,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
 
     made: dict[str, Checkpoint] = {}
 
-    def make(family: str = "Llama", *, tied: bool = True, dtype: str = "float32") -> Checkpoint:
-        folder = tmp_path_factory.getbasetemp() / f"{family}-{tied}-{dtype}"
-        if folder.name in made:
-            return made[folder.name]
+    def make(
+        family: str = "Llama", *, tied: bool = True, dtype: str = "float32", **changes: Any
+    ) -> Checkpoint:
+        folder = tmp_path_factory.getbasetemp() / f"{family}-{tied}-{dtype}-{len(made)}"
+        key = repr((family, tied, dtype, changes))
+        if key in made:
+            return made[key]
         tokenizer = byte_level_tokenizer()
         size = max(
             *tokenizer["model"]["vocab"].values(),
@@ -116,9 +118,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
                 "max_position_embeddings": 1024,
             }
         )  # fmt: skip
-        config = getattr(transformers, f"{family}Config")(
+        named = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+        config = getattr(transformers, named)(
             vocab_size=size + 1, tie_word_embeddings=tied, initializer_range=0.05,
-            bos_token_id=0, eos_token_id=1, **sizes,
+            bos_token_id=0, eos_token_id=1, **sizes | changes,
         )  # fmt: skip
         torch.manual_seed(7)
         kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
@@ -127,8 +130,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
-        made[folder.name] = Checkpoint.open(folder)
-        return made[folder.name]
+        made[key] = Checkpoint.open(folder)
+        return made[key]
 
     return make
 
@@ -210,6 +213,109 @@ def test_a_portable_export_is_the_model(
     np.testing.assert_allclose(graph.forward([7, 8], [1])[0], every[3], atol=0.05)
 
 
+_SLIDING = {
+    "Gemma2": {
+        "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 16,
+        "attn_logit_softcapping": 0.02,
+    },
+    "Gemma3": {
+        "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "Mistral": {"sliding_window": 16},
+    "Qwen2": {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1},
+    "Qwen3": {
+        "head_dim": 16, "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1,
+    },
+    "Llama": {"sliding_window": 16},  # which is in its configuration, and that family uses none
+}  # fmt: skip
+_WINDOWS = {
+    "Gemma2": [16, -1, 16], "Gemma3": [-1, 16, -1], "Mistral": [16, 16], "Qwen2": [-1, 16],
+    "Qwen3": [-1, 16], "Llama": [-1, -1],
+}  # fmt: skip
+
+
+@with_extra
+@pytest.mark.parametrize("family", _SLIDING)
+def test_each_layer_looks_back_as_far_as_in_the_model(
+    family: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import onnx
+
+    source = checkpoint(family, **_SLIDING[family])
+    result = exporter.export(source, tmp_path / "out", dtype="fp32")
+    nodes = onnx.load(result.path / "model.onnx", load_external_data=False).graph.node
+    found = {
+        int(node.input[3].split(".")[1]): attribute.i
+        for node in nodes
+        if node.op_type == "GroupQueryAttention"
+        for attribute in node.attribute
+        if attribute.name == "local_window_size"
+    }
+    assert [found.get(i, -1) for i in range(len(_WINDOWS[family]))] == _WINDOWS[family]
+    assert result.parity["behind_its_window"]["positions"] == 64
+
+
+@with_extra
+def test_a_window_on_the_wrong_layer_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.exporters import onnx_fused
+
+    # Longer than the probe texts are.
+    source = checkpoint("Qwen2", **_SLIDING["Qwen2"] | {"sliding_window": 400})
+    with monkeypatch.context() as patch:
+        seen = onnx_fused.windows
+        patch.setattr(onnx_fused, "windows", lambda *of: seen(*of)[::-1])
+        with pytest.raises(ExportError, match="Behind its window its logits aren't"):
+            exporter.export(source, tmp_path / "out", dtype="fp32")
+    from onnxruntime_genai.models import builders
+
+    def everywhere(made: Any, layer: int, *args: Any, **kwargs: Any) -> None:
+        made.window_size = 16
+        attention(made, layer, *args, **kwargs)
+
+    attention = builders.QwenModel.make_attention
+    monkeypatch.setattr(builders.QwenModel, "make_attention", everywhere)
+    with pytest.raises(ExportError, match="gave layer 0 a window of 16 tokens where the model"):
+        exporter.export(source, tmp_path / "out", dtype="int4")
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+def test_two_tables_of_rotations_are_expected(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_ROOM", 120_000)  # the tables take 262 kB
+    exporter.export(checkpoint("Gemma3", **_SLIDING["Gemma3"]), tmp_path / "out", dtype="int4")
+
+
+@with_extra
+def test_weights_are_read_in_the_type_they_are_stored_in(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    import torch
+    from safetensors.numpy import load_file
+
+    from edgespec.exporters import onnx_reference
+
+    folder = tmp_path / "other"
+    shutil.copytree(checkpoint().path, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    loaded = onnx_reference.load(Checkpoint.open(folder))
+    stored = load_file(folder / "model.safetensors")["model.norm.weight"]
+    weights = dict(loaded.named_parameters())
+    assert {p.dtype for p in weights.values()} == {torch.float32}
+    np.testing.assert_array_equal(weights["model.norm.weight"].detach().numpy(), stored)
+    for dtype in ("bfloat16", "float16"):
+        half = onnx_reference.load(checkpoint("Qwen2", dtype=dtype))
+        assert {p.dtype for p in half.parameters()} == {getattr(torch, dtype)}
+
+
 @with_extra
 def test_style_follows_the_family(checkpoint: Callable[..., Checkpoint]) -> None:
     assert exporter.plan(checkpoint("Qwen2"), "int4").style == "fused"
@@ -275,6 +381,27 @@ def test_a_graph_that_forgets_its_past_is_refused(
     with pytest.raises(ExportError, match="Several tokens in a pass aren't"):
         exporter.export(checkpoint(), tmp_path / "out", dtype="fp32", style="portable")
     assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+def test_what_the_runtime_cant_use_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from edgespec.backends import ort_probe
+
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint().path, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": False}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"edgespec can't open it: .*doesn't know: WordPiece"):
+        exporter.export(Checkpoint.open(other), tmp_path / "out", dtype="fp32")
+    monkeypatch.setattr(ort_probe, "SAME", -1.0)  # nothing is as alike as that
+    with pytest.raises(ExportError, match="could check no drafts: a pass over three tokens"):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="fp32")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 @with_extra
@@ -442,13 +569,15 @@ def test_what_can_be_refused_is_refused_before_the_hub_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "models.toml"
-    own.write_text('[models.mine-draft]\nsource = { kind = "file", path = "x" }\n')
+    entry = '[models.mine-draft]\nsource = { kind = "file", path = "x" }\nformat = "onnx"\n'
+    own.write_text(entry)
     monkeypatch.setattr("edgespec.exporters.register.user_models_file", lambda: own)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no-such-int4").write_text("mine")
     for asked, said in (
         (["org/no-such"], "no-such-int4 exists already"),
         (["org/no-such", "new", "--draft", "a/b", "--register", "mine"], '"mine-draft" already'),
+        (["org/no-such", "new", "--register", "lookup"], '"lookup" is what chooses drafters'),
     ):
         assert main(["export", "onnx", *asked]) == 1
         lines = capsys.readouterr().err.splitlines()
@@ -474,8 +603,3 @@ def test_blocks_hold_what_was_put_in(bits: int, most: float) -> None:
     step = float(spans.abs().max()) / (2**bits - 1)
     assert difference.max() <= 2 * most * step
     assert not difference[2, :32].any() and difference[3, :32].max() < step / 2
-
-
-@with_extra
-def test_the_probes_have_every_kind_of_text() -> None:
-    assert {"English", "code", "Chinese", "emoji"} <= parity.PROBES.keys()

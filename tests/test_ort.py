@@ -39,7 +39,7 @@ from edgespec.errors import (
     NumericalError,
 )
 from edgespec.fetch import fetch, local_path
-from edgespec.registry import HubSource, load_registry
+from edgespec.registry import HubSource, load_registry, size_on_disk
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY
 from edgespec.session import CancelFlag, Model
@@ -113,7 +113,7 @@ def test_where_the_cache_lies(tmp_path: Path) -> None:
     grown = opened(write_tiny_onnx(tmp_path / "b"))
     assert (shared.details["cache"], grown.details["cache"]) == ("in place", "grown")
     assert grown.session.cache.holes
-    for wrong in ({"ignores_mask": True}, {"mask": False}):
+    for wrong in ({"ignores_mask": True}, {"mask": False}, {"mask": False, "last_row": True}):
         assert not opened(write_tiny_onnx(tmp_path / str(wrong), **wrong)).session.cache.holes
 
 
@@ -148,6 +148,22 @@ def test_holes_are_closed_before_they_cost_much(tmp_path: Path) -> None:
         session.rollback(session.length - 3)
         most = max(most, session.cache.slots - session.length)
     assert 10 < most <= 25
+
+
+def test_holes_take_no_place_beyond_the_context(tmp_path: Path) -> None:
+    """A graph's tables of positions may end there."""
+    folder = write_tiny_onnx(tmp_path)
+    session = opened(folder, context_size=100).session
+    text = np.random.default_rng(6).integers(3, 200, 100).tolist()
+    most = 0
+    while session.length < 100:
+        end = min(session.length + 2, 100)
+        piece = text[session.length : end]
+        row = session.forward([*piece, *([9] * min(3, 100 - end))], 1 + min(3, 100 - end))[0]
+        most = max(most, session.cache.slots)
+        session.rollback(end)
+    assert most == 100
+    assert np.allclose(row, from_scratch(folder, text)[-1], atol=1e-3)
 
 
 def test_a_window_of_places_is_not_filled_with_holes(tmp_path: Path) -> None:
@@ -391,6 +407,40 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "empty" / "model.safetensors").touch()
     with pytest.raises(ModelFormatError, match="edgespec export"):
         opened(tmp_path / "empty")
+
+
+def test_a_damaged_graph_in_a_folder_called_after_data(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path / "external_data" / "my.data")
+    graph = folder / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:300])
+    with pytest.raises(ModelFormatError, match="is damaged"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("newer", "said"),
+    [
+        ({"op_type": "NoSuchThing"}, "NoSuchThing"),
+        ({"attribute": "no_such"}, "Unrecognized attribute: no_such"),
+        ({"ir_version": 60}, "IR version"),
+        ({"opset": 99}, "opset"),
+    ],
+)
+def test_a_graph_of_a_later_onnx_runtime(newer: dict[str, Any], said: str, tmp_path: Path) -> None:
+    import onnx
+
+    graph = write_tiny_onnx(tmp_path, **GQA) / "model.onnx"
+    model = onnx.load(graph)
+    node = next(n for n in model.graph.node if n.op_type == "GroupQueryAttention")
+    node.op_type = newer.get("op_type", node.op_type)
+    if name := newer.get("attribute"):
+        node.attribute.append(onnx.helper.make_attribute(name, 4))
+    model.ir_version = newer.get("ir_version", model.ir_version)
+    model.opset_import[0].version = newer.get("opset", model.opset_import[0].version)
+    onnx.save(model, graph)
+    wanted = rf"newer ONNX Runtime than {onnxruntime.__version__} \(.*{said}.*pip install --up"
+    with pytest.raises(ModelFormatError, match=wanted):
+        opened(graph)
 
 
 JUNK = (None, 7, "x", [], {}, [None], {"id": None}, -1.5)
@@ -660,6 +710,40 @@ def test_a_provider_that_takes_no_operation_is_not_the_device() -> None:
     assert ort_providers._share(Native(), cuda) == (3, 3)
 
 
+def test_what_a_device_that_is_there_says_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    has = ["CUDAExecutionProvider", ort_providers.CPU]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    create = ort_providers._create
+
+    def full(path: Path, device: Any, *rest: Any) -> Any:
+        if device.label == "CUDA":
+            raise ModelError("CUDA can't load model.onnx (out of memory)")
+        return create(path, device, *rest)
+
+    monkeypatch.setattr(ort_providers, "_create", full)
+    with pytest.raises(ModelError, match=r"out of memory\); or choose --device cpu") as caught:
+        opened(folder, device="cuda")
+    assert "install" not in str(caught.value)
+    assert any("out of memory" in n for n in opened(folder, device="cuda", allow_cpu=True).notes)
+
+
+def test_an_onnx_runtime_whose_windows_are_a_token_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_onnx(tmp_path / "a", **GQA)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 12}))
+    whole = write_tiny_onnx(tmp_path / "b", **GQA)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.2")
+    assert opened(folder).notes == []
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    assert any("lets it see one more" in note for note in opened(folder).notes)
+    assert opened(whole).notes == opened(folder, context_size=12).notes == []
+
+
 def test_two_packages_at_once_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -727,6 +811,33 @@ def test_pieces_of_a_byte_level_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(1) == b""
 
 
+def test_added_tokens_that_are_plain_text(tmp_path: Path) -> None:
+    """As Gemma lists its indentations and the tags of HTML."""
+    folder = write_tiny_onnx(tmp_path)
+    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    words = data["model"]["vocab"]
+    more = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    old = {i: word for word, i in words.items()}
+    for i, text in ((300, "▁▁"), (301, "</b>")):
+        del words[old[i]]
+        words[text] = i
+        data["added_tokens"].append({"id": i, "content": text, "special": False, **more})
+    data["added_tokens"][2]["special"] = False  # </s>
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "config.json").write_text('{"eos_token_id": 1}')
+    tokenizer = opened(folder).tokenizer
+    assert (tokenizer.token_bytes(300), tokenizer.vocabulary()[300]) == (b"  ", b"  ")
+    assert (tokenizer.token_bytes(301), tokenizer.vocabulary()[301]) == (b"</b>", b"</b>")
+    assert tokenizer.token_bytes(2) == b"</s>" and tokenizer.stop_ids == {1}
+    assert tokenizer.vocabulary()[1] == b"<s>"
+    (folder / "config.json").write_text("{}")
+    assert opened(folder).tokenizer.stop_ids == {2}  # nothing else says what ends a text
+    data["added_tokens"][2]["special"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "config.json").write_text('{"eos_token_id": 1}')
+    assert opened(folder).tokenizer.stop_ids == {1, 2}
+
+
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     small = write_tiny_onnx(tmp_path / "small", tokens=spm_vocabulary()[0][:270])
     large = write_tiny_onnx(tmp_path / "large")
@@ -788,6 +899,13 @@ def test_a_folder_in_the_models_file(tmp_path: Path) -> None:
         tmp_path / "tiny",
         size,
     )
+    # Named by its graph, the weights beside it count, and those of another graph don't.
+    write_tiny_onnx(tmp_path / "big", external=True)
+    (tmp_path / "big" / "other.onnx").write_bytes(b"x")
+    file.write_text(file.read_text("utf-8").replace('"tiny" }', '"big/model.onnx" }'), "utf-8")
+    graph = tmp_path / "big" / "model.onnx"
+    size = graph.stat().st_size + (tmp_path / "big" / "model.onnx.data").stat().st_size
+    assert load_registry(file).model("tiny").size_bytes == size_on_disk(graph) == size
     source = registry.model("far").source
     assert isinstance(source, HubSource)
     assert source.files == ("onnx/model.onnx_data", "tokenizer.json")

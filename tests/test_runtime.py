@@ -392,17 +392,17 @@ def test_what_a_stopped_answer_leaves() -> None:
 
 def test_what_goes_on_joins_only_the_answer_it_goes_on_with() -> None:
     chat = make().conversation()
-    chat.send("a", GREEDY, max_tokens=5).result
+    list(chat.send("a", GREEDY, max_tokens=5))
     more = chat.extend(GREEDY, max_tokens=5)
-    chat.send("b", GREEDY, max_tokens=5).result
+    list(chat.send("b", GREEDY, max_tokens=5))
     before = list(chat.messages)
-    more.result
+    list(more)
     assert chat.messages == before
     more = chat.extend(GREEDY, max_tokens=5)
     chat.clear()
-    more.result
+    list(more)
     assert chat.messages == []
-    chat.send("a", GREEDY, max_tokens=5).result
+    list(chat.send("a", GREEDY, max_tokens=5))
     text = chat.messages[-1].content + chat.extend(GREEDY, max_tokens=5).result.text
     assert chat.messages[-1].content == text
 
@@ -527,7 +527,7 @@ def test_measuring_again_keeps_what_drafters_proved_to_be_worth(tiny: Path, tmp_
     def kept(measure_again: bool) -> dict[str, object]:
         with Runtime.open(target=tiny, threads=1, measure_again=measure_again) as runtime:
             if not measure_again:
-                runtime.generate([5, 6, 7] * 9, GREEDY, max_tokens=60).result
+                list(runtime.generate([5, 6, 7] * 9, GREEDY, max_tokens=60))
         (file,) = (tmp_path / "cache" / "costs").glob("*.json")
         return dict(json.loads(file.read_text())["drafters"])
 

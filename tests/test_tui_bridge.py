@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,24 @@ def test_settings_reach_the_opener() -> None:
     rig.bridge.close(5)
 
 
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("CPU, 2 threads", "model"), ("GPU 0", "model (on GPU 0)"), (None, "model")],
+)
+def test_where_a_drafter_runs_is_told_unless_it_is_where_the_target_does(
+    device: str | None, said: str
+) -> None:
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        runtime = FakeRuntime(Script(), Clock())
+        model = SimpleNamespace(details={} if device is None else {"device": device})
+        runtime.drafters = {"lookup": object(), "model": SimpleNamespace(model=model)}
+        return runtime
+
+    rig = Rig(opener=opener).loaded()
+    assert rig.last(Loaded).drafters == ("lookup", said)
+    assert rig.bridge.close(5)
+
+
 def test_a_load_that_another_replaced_is_closed_and_not_reported() -> None:
     go = threading.Event()
     opened: list[FakeRuntime] = []
@@ -184,6 +203,59 @@ def test_a_fetch_is_told_and_cancelled() -> None:
     rig.bridge.cancel_download("other")
     rig.until(lambda: rig.last(DownloadEnded) is not None)
     assert rig.last(DownloadEnded) == DownloadEnded("other", cancelled=True)
+    assert rig.bridge.close(5)
+
+
+def fetching_once(go: threading.Event, at_once: list[int]) -> Callable[..., None]:
+    """A fetcher that holds until `go`; notes how many fetch at a time, and finds what is here."""
+    running: list[str | None] = []
+    here: set[str | None] = set()
+
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        if pair in here:
+            return
+        running.append(pair)
+        at_once.append(len(running))
+        try:
+            while not go.is_set():
+                told("model", 1, 2)
+                time.sleep(0.001)
+            here.add(pair)
+        finally:
+            running.remove(pair)
+
+    return fetcher
+
+
+def test_a_download_of_what_is_being_fetched_joins_it() -> None:
+    go, at_once = threading.Event(), list[int]()
+    rig = Rig(fetcher=fetching_once(go, at_once))
+    rig.bridge.open(PAIR, Settings())
+    rig.until(lambda: rig.last(Downloading) is not None)
+    rig.bridge.download("tiny")
+    time.sleep(0.1)
+    rig.events.clear()
+    rig.until(lambda: rig.last(Downloading) is not None)
+    go.set()
+    rig.until(lambda: rig.last(DownloadEnded) is not None and rig.last(Loaded) is not None)
+    assert rig.last(DownloadEnded) == DownloadEnded("tiny") and at_once == [1]
+    assert rig.bridge.close(5)
+
+
+def test_stopping_a_download_that_joined_stops_the_fetch() -> None:
+    go, at_once = threading.Event(), list[int]()
+    rig = Rig(fetcher=fetching_once(go, at_once))
+    rig.bridge.open(PAIR, Settings())
+    rig.until(lambda: rig.last(Downloading) is not None)
+    rig.bridge.download("tiny")
+    time.sleep(0.1)
+    rig.bridge.cancel_download("tiny")
+    rig.until(lambda: rig.last(DownloadEnded) is not None and rig.last(LoadFailed) is not None)
+    assert rig.last(DownloadEnded).cancelled and rig.last(LoadFailed).error == ""
+    assert at_once == [1] and not rig.runtimes
+    rig.bridge.open(PAIR, Settings())
+    go.set()
+    rig.until(lambda: rig.last(Loaded) is not None)
     assert rig.bridge.close(5)
 
 

@@ -26,7 +26,7 @@ from tui_fakes import (
 
 from edgespec.errors import ModelError
 from edgespec.tui import items
-from edgespec.tui.messages import Choice, DownloadEnded, Failed, Loaded, Preferences
+from edgespec.tui.messages import Choice, DownloadEnded, Failed, Finished, Preferences
 from edgespec.tui.screens.download import DownloadScreen
 from edgespec.tui.screens.pairs import PairPicker
 from edgespec.tui.writer import NotSaved, Writer
@@ -39,6 +39,23 @@ def burst(s: Stage, *keys: str) -> None:
     for key in keys:
         character = {"space": " "}.get(key, key if len(key) == 1 else None)
         s.app.post_message(events.Key(key, character))
+
+
+def rare_looks(monkeypatch: Any) -> None:
+    """The app looks for events once a minute."""
+    monkeypatch.setattr("edgespec.tui.conversing.SHARE", 1e-9)
+    monkeypatch.setattr("edgespec.tui.conversing._LONGEST_TICK", 60.0)
+
+
+async def loaded(pilot: Pilot[None], s: Stage) -> None:
+    """Wait for the pair, with looks of our own."""
+    await until(lambda: s.app._load > 0, pilot)
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        for event in s.app.bridge.drain():
+            s.app.take(event)
+        if s.app.loaded is not None:
+            return
 
 
 async def listed(pilot: Pilot[None], s: Stage) -> None:
@@ -88,7 +105,135 @@ def test_a_paste_reaches_the_message_wherever_the_keys_are() -> None:
     drive(stage(), body)
 
 
+@pytest.mark.parametrize(
+    ("pasted", "text"),
+    [
+        ("he said \x93so\x94 and \x9dgo\x9d on\nto the end", "he said so and go on\nto the end"),
+        ("a \x9d b\nc\x07d", "a  b\ncd"),
+        ("an \x1b] open\none \x1b\\ end", "an ] open\none \\ end"),
+        ("x\x9bhello", "xhello"),
+        ("\x1b]0;title\x07a\x1b]8;;u\x1b\\b\x9d0;t\x9cc\x1b[1;31md\x9b0me", "abcde"),
+        ("a\x1b", "a"),
+    ],
+)
+def test_a_paste_loses_controls_and_no_word(pasted: str, text: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.composer.post_message(events.Paste(pasted))
+        await until(lambda: s.app.composer.text != "", pilot)
+        assert s.app.composer.text == text
+
+    drive(stage(), body)
+
+
+def test_what_was_copied_here_is_pasted_here(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", lambda text, *_: "ok")
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press(*"one", "ctrl+a", "shift+home", "ctrl+v")
+        assert s.app.composer.text == "one"  # nothing to paste is no reason to delete
+        await pilot.press("end", "shift+home", "ctrl+c", "ctrl+v", "ctrl+v")
+        assert s.app.composer.text == "oneone"
+
+    drive(stage(), body)
+
+
+def test_ten_times_the_same_sentence_is_one() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press(*["ctrl+c"] * 10)
+        await pilot.pause(0.1)
+        assert notices(s.app) == "Ctrl+Q leaves the chat."
+        assert screen_text(s.app).count("Ctrl+Q leaves") == 1
+
+    drive(stage(), body)
+
+
 # ----------------------------------------------------------------------------------------- editing
+
+
+def test_an_edited_question_sent_in_one_burst_takes_its_place() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        await pilot.press("up")
+        burst(s, "!", "enter")
+        await until(lambda: len(s.runtime.asked) == 2, pilot)
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["a!"]
+        assert s.app.editing is None
+        await say(pilot, "b")
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == ["a!", "b"]
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("key", ["escape", "enter"])
+def test_a_draft_comes_back_after_an_edit(key: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        for question in "ab":
+            await say(pilot, question)
+            await settled(pilot)
+        await pilot.press(*"draft", "f2", "f2")
+        assert s.app.composer.text == "a" and s.app.editing == 0
+        await pilot.press("!", key)
+        await settled(pilot)
+        assert s.app.composer.text == "draft" and s.app.editing is None
+        asked = ["a", "b"] if key == "escape" else ["a!"]
+        assert [t.question for t in s.app.talk.turns] == asked
+        await pilot.press("enter")
+        await settled(pilot)
+        assert [t.question for t in s.app.talk.turns] == [*asked, "draft"]
+        assert s.app.composer.text == ""
+
+    drive(stage(), body)
+
+
+def test_a_draft_comes_back_where_the_edited_question_was_emptied() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        await pilot.press(*"draft", "f2", "backspace")
+        await pilot.pause()
+        assert s.app.composer.text == "" and s.app.editing is None
+        await pilot.press("escape")
+        assert s.app.composer.text == "draft"
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("how", ["up", "f2", "escape", "edited"])
+def test_a_question_like_a_command_comes_back_as_a_question(how: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        if how == "escape":
+            await say(pilot, "one")
+            await say(pilot, " /help")
+            await pilot.press("escape")
+        else:
+            s.runtime.allow(100)
+            await say(pilot, " /help")
+            await settled(pilot)
+            assert s.app.talk.turns[0].question == "/help"
+            await pilot.press("f2" if how == "edited" else how)
+            if how == "edited":
+                while s.runtime._permits.acquire(blocking=False):
+                    pass
+                await pilot.press("s", "enter", "escape")
+        await settled(pilot)
+        assert s.app.composer.text == (" /helps" if how == "edited" else " /help")
+        s.runtime.free()
+        await pilot.press("enter")
+        await settled(pilot)
+        assert len(s.app.screen_stack) == 1
+        assert s.app.talk.turns[-1].question == ("/helps" if how == "edited" else "/help")
+
+    drive(stage(Script(answers=["one two"]), held=True), body)
 
 
 def test_whoever_empties_an_edited_question_asks_a_new_one() -> None:
@@ -266,6 +411,60 @@ def test_what_came_before_a_failure_is_kept(tmp_path: Path) -> None:
         assert "✗ the pass failed" in screen_text(s.app)
 
     drive(stage(held=True, stores=stores), body)
+
+
+@pytest.mark.parametrize("how", ["ctrl+n", "resume", "leave"])
+def test_an_answer_that_ended_since_the_last_look_is_kept_whole(
+    how: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from edgespec.tui.app import run
+    from edgespec.tui.messages import Turn
+
+    stores = store(tmp_path)
+    assert stores.history is not None
+    stores.history.begin().put(0, Turn("other", "yes", "end"))
+    rare_looks(monkeypatch)
+    s = stage(stores=stores)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await loaded(pilot, s)
+        await say(pilot, "go")
+        await until(lambda: any(isinstance(e, Finished) for e in s.app.bridge._events), pilot)
+        if how == "ctrl+n":
+            await pilot.press("ctrl+n")
+        elif how == "resume":
+            assert stores.history is not None
+            (other,) = [x.id for x in stores.history.list() if x.title == "other"]
+            s.app._resume(other)
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    history = store(tmp_path).history
+    assert history is not None
+    (found,) = [x.id for x in history.list() if x.title == "go"]
+    (turn,) = history.read(found).turns
+    assert (turn.answer, turn.reason) == (ANSWER, "end")
+
+
+def test_the_footer_says_how_to_stop_while_there_is_something_to_stop() -> None:
+    def footer(s: Stage) -> str:
+        return screen_text(s.app).splitlines()[-1]
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await until(lambda: "Figures" in footer(s) and "Stop" not in footer(s), pilot)
+        await say(pilot, "go")
+        await until(lambda: "esc Stop" in footer(s), pilot)
+        await pilot.press("ctrl+s")  # keys of a screen on top are its own
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        await pilot.press("escape")
+        await until(lambda: "esc Stop" in footer(s), pilot)
+        await pilot.click("FooterKey")
+        await settled(pilot)
+        await until(lambda: "Figures" in footer(s) and "Stop" not in footer(s), pilot)
+        assert s.app.talk.turns[0].reason == "cancelled"
+
+    drive(stage(held=True), body)
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -618,6 +817,98 @@ def test_a_pair_is_the_usual_one_only_after_it_was_loaded(tmp_path: Path) -> Non
     drive(stage(stores=stores), body)
 
 
+def test_every_setting_is_reached_by_keyboard_in_the_chat() -> None:
+    from edgespec.tui.settings import FIELDS
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press("ctrl+s")
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        await pilot.pause(0.1)
+        for key, expected in (("tab", 1), ("down", 2), ("up", 1), ("shift+tab", 0)):
+            await pilot.press(key)
+            assert s.app.focused is not None and s.app.focused.id == FIELDS[expected].key, key
+        seen = set()
+        for _ in range(len(FIELDS) + 6):
+            assert s.app.focused is not None
+            seen.add(s.app.focused.id)
+            await pilot.press("tab")
+        assert {field.key for field in FIELDS} < seen and {"use", "cancel"} < seen
+        await pilot.press(*["ctrl+l", "ctrl+o", "ctrl+n", "ctrl+p", "f1", "f2"])
+        assert len(s.app.screen_stack) == 2  # the chat's own keys rest
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("key", ["tab", "right", "left", "shift+tab"])
+def test_yes_is_reached_with_keys_in_the_chat(key: str, tmp_path: Path) -> None:
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "drop me")
+        await settled(pilot)
+        await pilot.press("ctrl+n")
+        await listed(pilot, s)
+        await pilot.press("d")
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        await pilot.press(key, "enter")
+        assert stores.history is not None
+        await until(lambda: not stores.history.list(), pilot)
+
+    drive(stage(stores=stores), body)
+
+
+def test_tab_goes_from_search_to_list_and_from_line_to_button_in_the_chat(tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await listed(pilot, s)
+        await pilot.press("slash", "tab")
+        assert type(s.app.focused).__name__ == "Rows"
+        await pilot.press("r")
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        await pilot.press("tab", "tab")
+        assert s.app.focused is not None and s.app.focused.id == "use"
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "none/x.md"])
+def test_no_name_for_an_export_is_told_and_asked_for_again(
+    path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await listed(pilot, s)
+        await pilot.press("e")
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        s.app.screen.query_one("Input").value = path  # type: ignore[attr-defined]
+        await pilot.press("enter")
+        wanted = "There is no folder" if path.endswith("md") else "is a folder"
+        await until(lambda: wanted in notices(s.app), pilot)
+        assert s.app.is_running and len(s.app.screen_stack) == 3
+
+    drive(stage(stores=store(tmp_path / "store")), body)
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_help_is_closed_with_its_own_key() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press("f1")
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        await pilot.press("f1")
+        await until(lambda: len(s.app.screen_stack) == 1, pilot)
+
+    drive(stage(), body)
+
+
 def test_help_is_closed_with_a_click() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -631,19 +922,10 @@ def test_help_is_closed_with_a_click() -> None:
 
 
 def test_a_stop_shows_at_once_however_long_drawing_takes(monkeypatch: Any) -> None:
-    monkeypatch.setattr("edgespec.tui.conversing.SHARE", 1e-9)
-    monkeypatch.setattr("edgespec.tui.conversing._LONGEST_TICK", 60.0)
+    rare_looks(monkeypatch)
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
-        await until(lambda: s.app._load > 0, pilot)
-        for _ in range(500):
-            await asyncio.sleep(0.01)
-            for event in s.app.bridge.drain():
-                s.app.take(event)
-                if isinstance(event, Loaded):
-                    break
-            if s.app.loaded is not None:
-                break
+        await loaded(pilot, s)
         await say(pilot, "go")
         s.runtime.allow(3)
         await pilot.press("escape")

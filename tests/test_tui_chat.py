@@ -345,15 +345,41 @@ def test_search_goes_from_match_to_match() -> None:
             await say(pilot, text)
             await settled(pilot)
         await pilot.press("ctrl+f", *"needle")
-        await pilot.pause()
-        assert "2 of 2" in screen_text(s.app)
+        await until(lambda: "2 of 2" in screen_text(s.app), pilot)
         await pilot.press("ctrl+f")
-        await pilot.pause()
-        assert "1 of 2" in screen_text(s.app) and "needle one" in screen_text(s.app)
+        await until(lambda: "1 of 2" in screen_text(s.app), pilot)
+        assert "needle one" in screen_text(s.app)
         await pilot.press("escape")
         assert s.app.focused is s.app.composer and not s.app.search.display
 
     drive(stage(Script(answers=["\n\n".join("xyz" * 20)])), body)
+
+
+def test_search_finds_what_is_seen_line_by_line() -> None:
+    answer = "It is **very** `fast` here.\n\n" + "\n\n".join("fast **and** slow" for _ in "12345")
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "and? " * 30)
+        await settled(pilot)
+        for sought, of in (
+            ("very fast here", "1 of 1"),  # with marks between the words
+            ("fast and", "5 of 5"),  # each in its line
+            ("and? and?", "2 of 2"),  # of a question in two lines
+            ("slow fast", "not found"),  # in two paragraphs
+            ("**", "not found"),
+            ("FAST", "6 of 6"),
+        ):
+            await say(pilot, f"/search {sought}")
+            await until(lambda of=of: of in screen_text(s.app), pilot, f"{sought}: {of}")
+            await pilot.press("escape")
+        await say(pilot, "/search fast")
+        await until(lambda: "6 of 6" in screen_text(s.app), pilot)
+        for count in (5, 4, 3, 2, 1, 6):
+            await pilot.press("up")
+            await until(lambda count=count: f"{count} of 6" in screen_text(s.app), pilot)
+
+    drive(stage(Script(answers=[answer])), body)
 
 
 def test_tokens_are_shown_with_origin_and_probability() -> None:
@@ -529,6 +555,28 @@ def test_copying_an_answer_a_code_block_and_by_a_click(monkeypatch: Any) -> None
         assert "1 to 1" in notices(s.app)
 
     drive(stage(), body)
+
+
+def test_code_is_copied_as_it_came(monkeypatch: Any) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", lambda text, *_: copied.append(text) or "ok")
+    made = "all:\n\tcc -o a a.c\t# \u0645\u06cc\u200c\u062e 👨\u200d👩\u200d👧 👍🏽 ❤\ufe0f"
+    nested = "if x:\n\ty"
+    item = "- one\n\n  ```\n  if x:\n  \ty\n  ```"
+    answer = f"Make\u200bfile:\n\n```make\n{made}\n```\n\n{item}\n"
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        for words in ("code 1", "code 2"):
+            await say(pilot, f"/copy {words}")
+        head = next(i for i, x in enumerate(screen_text(s.app).splitlines()) if " make " in x)
+        await pilot.click(offset=(6, head))
+        await pilot.pause()
+        assert copied == [made, nested, made]
+
+    drive(stage(Script(answers=[answer])), body)
 
 
 def test_typing_works_wherever_the_keys_are() -> None:

@@ -224,6 +224,124 @@ def test_a_damaged_list_of_models_is_told_and_no_crash(
     drive(stage(), body)
 
 
+@pytest.mark.parametrize(
+    ("line", "setting", "value"),
+    [
+        ("top_k=3", "top_k", 3),
+        ("top-k = 3", "top_k", 3),
+        ("system Answer x=1 as a=b.", "system", "Answer x=1 as a=b."),
+        ("system=Answer x=1.", "system", "Answer x=1."),
+        ("system\nBe brief.\nBe kind.", "system", "Be brief.\nBe kind."),
+        ("drafters /models/a=b.gguf", "drafters", ("/models/a=b.gguf",)),
+    ],
+)
+def test_a_setting_is_its_name_and_the_rest_as_it_is(line: str, setting: str, value: Any) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, f"/set {line}")
+        await settled(pilot)
+        assert getattr(s.app.settings, setting) == value, notices(s.app)
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/set top_k 4o", "must be a whole number"),
+        ("/export md FOLDER/none/out.md", "There is no folder"),
+        ("/theme nowhere", "There is no theme nowhere"),
+        ("/copy 9", "Answers are 1"),
+        ("/pair nowhere", "nowhere"),
+    ],
+)
+def test_a_line_that_failed_comes_back(line: str, sentence: str, tmp_path: Path) -> None:
+    line = line.replace("FOLDER", str(tmp_path))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await say(pilot, line)
+        assert sentence in notices(s.app) and s.app.composer.text == line
+
+    drive(stage(), body)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        ("out", "out.md"),
+        ("json out", "out.json"),
+        ("md out", "out.md"),
+        ("json out.JSON", "out.JSON"),
+        ("out.json", "out.json"),
+        ("json out.md", "no name for .json"),
+        ("md out.json", "no name for .md"),
+        (".", "is a folder"),
+        ("md /", "is a folder"),
+        ("..", "is a folder"),
+        ("~", "is a folder"),
+        ("none/out.md", "There is no folder"),
+        ("out\0.md", "Can't write"),
+    ],
+)
+def test_an_export_has_the_name_and_the_form_that_were_asked_for(
+    words: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await say(pilot, f"/export {words}")
+        assert written in notices(s.app)
+
+    drive(stage(), body)
+    found = [path.name for path in tmp_path.iterdir()]
+    assert found == ([written] if "." in written[-6:] and " " not in written else [])
+    for path in tmp_path.iterdir():
+        assert (path.read_text(encoding="utf-8")[0] == "{") == (path.suffix.lower() == ".json")
+
+
+def test_a_mark_that_was_moved_is_what_enter_takes() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        await pilot.press(*"/export", "space", "down", "enter")
+        await pilot.pause()
+        assert s.app.composer.text == "/export json" and "Written" not in notices(s.app)
+        await pilot.press(*["backspace"] * 4, "escape", *"x/y.md", "enter")  # no menu: as written
+        await pilot.pause()
+        assert "There is no folder" in notices(s.app)
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_the_palette_never_writes_over_a_message(empty: bool) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.composer.put("" if empty else "half a mess")
+        s.app._run_from_palette(commands.parse("/set")[0])  # type: ignore[arg-type]
+        await pilot.pause()
+        if empty:
+            assert s.app.composer.text == "/set " and len(s.app.screen_stack) == 1
+            return
+        await until(lambda: on_top("AskText")(s), pilot)
+        await pilot.press(*"top_k", "space", *"4o", "enter")
+        await until(lambda: "whole number" in notices(s.app) and on_top("AskText")(s), pilot)
+        await pilot.press("end", "backspace", "2", "enter")
+        await until(lambda: on_top("Screen")(s), pilot)
+        await until(lambda: s.app.settings.top_k == 42, pilot)
+        assert s.app.composer.text == "half a mess"
+
+    drive(stage(), body)
+
+
 # ------------------------------------------------------------------------------------- preferences
 
 
@@ -254,4 +372,5 @@ def test_the_settings_form_says_how_they_are_kept() -> None:
 
 def test_no_key_is_bound_twice() -> None:
     bound = [binding.key for binding in ChatApp.BINDINGS if hasattr(binding, "key")]
+    bound.remove("escape")  # it stops, and where there is nothing to stop it closes
     assert len(bound) == len(set(bound))

@@ -198,6 +198,7 @@ def test_any_json_is_a_record_or_a_value_error(data: dict[str, object]) -> None:
         '{"kind": "turn", "index": 0, "question": "x", "reason": "bored"}',
         '{"kind": "mark", "title": "x", "turns": 1, "at": NaN}',
         '{"kind": "mark", "title": "x", "turns": 1, "at": 1e999}',
+        f'{{"kind": "mark", "title": "x", "turns": 1, "at": {10**400}}}',
         "[" * 100_000,
         "9" * 10_000,
         "null",
@@ -208,9 +209,12 @@ def test_what_is_no_record(line: str) -> None:
         decode(line.encode())
 
 
-def test_figures_that_are_not_whole_leave_the_words() -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("drafters", "all of them"), ("tokens_per_second", 10**400)]
+)
+def test_figures_that_are_not_whole_leave_the_words(key: str, value: object) -> None:
     line = json.loads(encode(Placed(0, turn(0, figures=FIGURES))))
-    line["figures"]["drafters"] = "all of them"
+    line["figures"][key] = value
     record = decode(json.dumps(line).encode())
     assert isinstance(record, Placed)
     assert (record.turn.answer, record.turn.figures) == ("answer 0", None)
@@ -409,14 +413,16 @@ def test_damaged_files_keep_no_other_from_opening(tmp_path: Path) -> None:
     (tmp_path / "zeros.jsonl").write_bytes(bytes(10_000))
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "folder.jsonl").mkdir()
+    never = b'{"kind": "mark", "title": "x", "turns": 1, "at": 1%s}\n' % (b"0" * 400)
+    (tmp_path / "never.jsonl").write_bytes(never)
     newer = b'{"kind": "conversation", "version": 2, "created": 1.0}\n'
     (tmp_path / "newer.jsonl").write_bytes(newer + encode(Mark("New", 1, "", 2.0)))
     (tmp_path / "notes.txt").write_text("not ours")
 
     problems = {summary.id: summary.problem for summary in history.list()}
-    assert problems.keys() == {good.id, "noise", "zeros", "folder", "newer"}
+    assert problems.keys() == {good.id, "noise", "zeros", "folder", "never", "newer"}
     assert problems[good.id] == problems["newer"] == ""
-    for name in ("noise", "zeros", "folder"):
+    for name in ("noise", "zeros", "folder", "never"):
         assert f"{name}.jsonl" in problems[name]
     for name, words in (("noise", "No turn of"), ("zeros", "No turn of"), ("newer", "newer")):
         before = (tmp_path / f"{name}.jsonl").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from edgespec.tui import charts, commands, panel
 from edgespec.tui.document import Document
 from edgespec.tui.items import Answer, Note, Question, TokenFlow
 from edgespec.tui.markdown import MarkdownText
-from edgespec.tui.messages import Failed, Figures, Finished, Piece, Settings, Turn
+from edgespec.tui.messages import DrafterFigures, Failed, Figures, Finished, Piece, Settings, Turn
 from edgespec.tui.meter import Meter, Pieces
 from edgespec.tui.shown import one_line, shown
 from edgespec.tui.talk import Talk
@@ -32,6 +33,7 @@ def test_what_is_shown_holds_no_control_character(text: str) -> None:
     bad = [c for c in shown(text) if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0]
     assert not bad
     assert not set(shown(text)) & set("\u202a\u202e\u2066\u2069\u200b\u200d\ufe0f\ufeff\xad")
+    assert shown(f"{text}\u200e\u200f\u061c") == shown(text)
     assert "\n" not in one_line(text)
 
 
@@ -146,8 +148,8 @@ def test_tokens_flow_in_lines_with_their_places() -> None:
     for text in ("ab", " cdef", " ghij", "\n", "", " a very long token", "表"):
         flow.add(Piece(text, "accepted"))
     assert [line.text.plain for line in flow.lines] == [
-        "old text", "ab cdef", " ghij↵", " a very", " long token"[:10], "n表",
-    ] or all(line.text.cell_length <= 10 for line in flow.lines)  # fmt: skip
+        "old text", "ab cdef", " ghij↵", " a very lo", "ng token表",
+    ]  # fmt: skip
     for line in flow.lines[1:]:
         ends = [end for _, end, _ in line.tokens]
         assert ends == sorted(ends) and ends[-1] == line.text.cell_length
@@ -186,6 +188,27 @@ def test_a_panel_fits(width: int, height: int, figures: Figures) -> None:
         assert all(plain.count(heading) >= 1 for heading in headings)
     assert len(panel.long(figures, [], 200, 50)) == 1
     assert panel.short(figures, width).cell_length <= width
+
+
+@pytest.mark.parametrize("height", [3, 5, 7, 19, 56])
+@pytest.mark.parametrize("width", [38, 58, 78])
+def test_no_round_and_no_drafter_is_cut_off(width: int, height: int) -> None:
+    drafters = tuple(DrafterFigures(f"drafter {n}", 1, 100, 10 + n) for n in range(9))
+    lengths = (0, *range(20, 32))
+    figures = Figures(
+        1, 300, 306, ttft_seconds=0.3, reason="why " * 9 + "not", lengths=lengths,
+        drafters=drafters, context_used=7, context_size=99, memory_bytes=55_000_000,
+    )  # fmt: skip
+    pages = panel.long(figures, [], width, height)
+    assert all(len(lines) <= height for lines in pages)
+    plain = "\n".join(line.plain for lines in pages for line in lines)
+    rounds = re.findall(r"(?m)(?:^| {3}) ?\d+[+ ][█▏▎▍▌▋▊▉ ]+(\d+) +\d+%", plain)
+    assert sum(map(int, rounds)) == sum(lengths)
+    drafted = [(int(a), int(b)) for a, b in re.findall(r"(\d+)/(\d+) +\d+%", plain)]
+    assert tuple(map(sum, zip(*drafted, strict=True))) == (sum(range(10, 19)), 900)
+    assert ("8+" in plain) == (height > 9)
+    assert bool(re.search(r"\d more", plain)) == (height < 11)
+    assert all(figure in plain for figure in ("not", "0.30 s", "7 of 99", "55 MB"))
 
 
 def test_unknown_figures_are_left_out() -> None:

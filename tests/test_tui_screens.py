@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from edgespec.errors import ConfigError
 from edgespec.tui.downloads import Meter, duration
 from edgespec.tui.history import History
 from edgespec.tui.messages import Choice, Downloading, Figures, Finished, Settings, Turn
+from edgespec.tui.screens import pairs
 from edgespec.tui.screens.ask import AskText, Confirm
 from edgespec.tui.screens.dates import when
 from edgespec.tui.screens.download import DownloadScreen
@@ -206,6 +209,31 @@ def test_a_file_is_added_shown_and_removed(tmp_path: Path) -> None:
     assert model.exists()
 
 
+def test_the_screen_goes_on_while_a_file_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SettingsFile(tmp_path / "settings.toml")
+    go, looked = threading.Event(), threading.Event()
+
+    def check(text: str) -> str:
+        looked.set()
+        assert go.wait(20), "the screen waits for the disk"
+        return text
+
+    monkeypatch.setattr(pairs, "check_file", check)
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await pilot.press("a")
+        await pilot.pause()
+        pilot.app.screen.query_one(Input).value = "/far/away"
+        await pilot.press("enter")
+        await until(pilot, looked.is_set)
+        go.set()
+        await until(pilot, lambda: files.files() == ("/far/away",))
+
+    run(Host(lambda: picker(files=files)), play)
+
+
 def test_a_file_that_vanished_is_told(tmp_path: Path) -> None:
     def source() -> list[Any]:
         return some_pairs((str(tmp_path / "gone [/].gguf"),))
@@ -227,6 +255,7 @@ def test_a_damaged_registry_is_told() -> None:
 
     async def play(pilot: Pilot[Any]) -> None:
         assert "line 3: [b + is not a known key" in text_of(pilot.app)
+        assert "Looking for pairs" not in text_of(pilot.app)
         await pilot.press("enter", "escape")
 
     assert run(Host(lambda: picker(source=source)), play).answer is None
@@ -524,6 +553,27 @@ def test_every_field_is_kept_and_reset() -> None:
         await pilot.press("f5", "f10")
 
     assert run(Host(lambda: settings_form(full)), reset).answer == Settings(system="a\nb [/]")
+
+
+def test_a_form_that_nothing_was_changed_in_changes_nothing() -> None:
+    exact = Settings(temperature=0.12345678, drafters=("lookup", "/my models/a, b.gguf"))
+
+    async def keep(pilot: Pilot[Any]) -> None:
+        await pilot.press("enter")
+
+    assert run(Host(lambda: settings_form(exact)), keep).answer == exact
+
+    async def change(pilot: Pilot[Any]) -> None:
+        await pilot.press("down", *"5", "enter")
+
+    assert run(Host(lambda: settings_form(exact)), change).answer == replace(exact, top_k=5)
+
+    async def choose(pilot: Pilot[Any]) -> None:
+        await pilot.click("#preset-precise")
+        await shows(pilot, "● Precise")
+        await pilot.click("#use")
+
+    assert run(Host(lambda: settings_form(exact)), choose).answer == with_preset(exact, "precise")
 
 
 @pytest.mark.parametrize("size", ["narrow", "usual"])

@@ -69,7 +69,15 @@ def test_every_setting_has_a_field_and_sampling_takes_its_own() -> None:
     assert set(SAMPLING) == known - {"logit_bias", "banned_tokens", "steps"}
 
 
-@pytest.mark.parametrize("settings", [Settings(), FULL, replace(FULL, drafters=())])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        FULL,
+        replace(FULL, drafters=()),
+        Settings(temperature=0.12345678, frequency_penalty=1e-7, presence_penalty=1234567.5),
+    ],
+)
 def test_text_of_a_setting_reads_back(settings: Settings) -> None:
     again = Settings()
     for field in FIELDS:
@@ -145,10 +153,10 @@ def test_preferences_of_two_windows_meet(tmp_path: Path) -> None:
     one, two = SettingsFile(tmp_path / "s.toml"), SettingsFile(tmp_path / "s.toml")
     mine, theirs = one.preferences(), two.preferences()
     one.save_preferences(replace(mine, theme="edgespec-light"))
-    two.save_preferences(replace(theirs, panel=True, extra={"a": "b"}))
+    two.save_preferences(replace(theirs, panel=True, last_pair="a"))
     one.save_settings("x", Settings(top_k=1))
     two.save_settings("y", Settings(top_k=2))
-    expected = Preferences(theme="edgespec-light", panel=True, extra={"a": "b"})
+    expected = Preferences(theme="edgespec-light", panel=True, last_pair="a")
     assert SettingsFile(tmp_path / "s.toml").preferences() == expected
     assert [one.settings(name).top_k for name in "xy"] == [1, 2]
 
@@ -212,6 +220,20 @@ def test_a_file_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text('\ufeff# mine\n[pairs.x]\ntemperature = 1 # as int\nsystem = ""\n', "utf-8")
     assert SettingsFile(path).settings("x") == Settings(temperature=1.0)
+
+
+def test_a_name_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "s.toml")
+    file.save_settings("x", FULL)
+    before = file.path.read_bytes()
+    name = os.fsdecode(b"/models/caf\xe9.gguf") if os.name != "nt" else "/models/\ud800.gguf"
+    for save in (lambda: file.save_settings(name, Settings(top_k=1)), lambda: file.add_file(name)):
+        with pytest.raises(ConfigError, match=r"/models/.*isn't UTF-8.*rename it") as error:
+            save()
+        str(error.value).encode()  # so that it can be shown
+    file.remove_file(name)
+    assert file.path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s.toml"]
 
 
 def test_a_disk_that_does_not_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +327,9 @@ def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx").touch()
     assert check_file("onnx") == str(tmp_path / "onnx")
+    (tmp_path / "above" / "hub" / "onnx").mkdir(parents=True)
+    (tmp_path / "above" / "hub" / "onnx" / "model.onnx").touch()
+    assert check_file("above/hub") == str(tmp_path / "above" / "hub")
     (tmp_path / "text.gguf").write_text("hello")
     (tmp_path / "with").mkdir()
     (tmp_path / "with" / "x.gguf").touch()
@@ -313,6 +338,7 @@ def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.Mo
         ("absent.gguf", "doesn't exist"),
         ("absent.onnx", "no file"),
         ("with", "such as x.gguf"),
+        ("above", "no ONNX model"),
         ("  ", "Name a GGUF file"),
         ("a\x00b", "Can't read|can't be read"),
         ("~nobody-of-that-name/x.gguf", "x.gguf"),

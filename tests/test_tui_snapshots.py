@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tui_fakes import ANSWER, PARKED, Script, Stage, say, settled, stage, until
+from tui_fakes import ANSWER, PARKED, Script, Stage, say, screen_text, settled, stage, until
 
 from edgespec.errors import ModelError
 from edgespec.tui.messages import Downloading, Preferences
@@ -120,6 +120,7 @@ def test_search(picture: Any) -> None:
     async def prepare(pilot: Any) -> None:
         await finished(pilot)
         await pilot.press("ctrl+f", *"draft")
+        await until(lambda: " of " in screen_text(pilot.app), pilot)
 
     picture(stage(), prepare)
 

@@ -95,7 +95,6 @@ class FakeRuntime:
         )
         self.drafters = {"lookup": None} if script.status.drafter or script.status.parked else {}
         self.notes = list(script.notes)
-        self.costs = None
         self.context_size, self.context_used = 8192, 0
         self.held = held
         self.closed = False

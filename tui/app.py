@@ -25,7 +25,8 @@ from textual.widgets import Footer
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 from edgespec.tui import commands
-from edgespec.tui.doing import Doing
+from edgespec.tui.doing import Doing, Mistyped
+from edgespec.tui.items import Item
 from edgespec.tui.shown import one_line
 from edgespec.tui.themes import DARK, LIGHT
 from edgespec.tui.widgets.board import TokenLine
@@ -47,7 +48,8 @@ class ChatApp(Doing):
     TITLE = "edgespec"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", show=False),
+        Binding("escape", "stop", "Stop"),  # shown while there is something to stop
+        Binding("escape", "escape", show=False),
         Binding("ctrl+c", "interrupt", "Stop", show=False, priority=True),
         Binding("ctrl+g", "stats", "Figures", priority=True),
         Binding("ctrl+t", "tokens", "Tokens", priority=True),
@@ -136,9 +138,9 @@ class ChatApp(Doing):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys of the chat rest while another screen is open; "stop" shows when it has a use."""
-        if len(self.screen_stack) > 1 and action not in ("interrupt", "quit", "help"):
-            return not hasattr(self, f"action_{action}") or not hasattr(Doing, f"action_{action}")
-        return True
+        if len(self.screen_stack) > 1 and action in _RESTING:
+            return False
+        return action != "stop" or self.busy
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette: our commands, and Textual's choice of themes."""
@@ -151,28 +153,41 @@ class ChatApp(Doing):
                 yield system
 
     def _run_from_palette(self, command: commands.Command) -> None:
-        if command.words and not command.words.startswith("["):
+        if not command.words or command.words.startswith("["):
+            self.run_command(command, "")
+        elif self.composer.text:
+            self._ask_words(command)  # what is written stays
+        else:
             self.composer.put(f"/{command.name} ")  # it can't do without words
             self.composer.focus()
-        else:
-            self.run_command(command, "")
+
+    def _ask_words(self, command: commands.Command, words: str = "") -> None:
+        """Ask for a command's words until it can be done with them, or for none."""
+        from edgespec.tui.screens.ask import AskText
+
+        def do(answer: str | None) -> None:
+            if answer is not None and not self.run_command(command, answer.strip()):
+                self._ask_words(command, answer)
+
+        self.push_screen(AskText(command.title, f"/{command.name} {command.words}", words), do)
 
     # ---------------------------------------------------------------------------------- messages
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
         """A message, or a command."""
-        text, chosen = event.text, self.suggestions.chosen
+        self.composer.sending -= 1
+        text, chosen, moved = event.text, self.suggestions.chosen, self.suggestions.moved
         self.suggestions.offer([])
         if commands.is_command(line := text.strip("\n")):
             command, words, problem = commands.parse(line)
-            if command is None and chosen is not None:
+            if chosen is not None and (command is None or moved):
                 # "/he" is the marked one, to be sent with another Enter
                 self.composer.put(chosen + self.composer.text)
             elif command is None:
                 self.composer.put_back(text)
                 self.tell(problem, "warning")
-            else:
-                self.run_command(command, words)
+            elif not self.run_command(command, words):
+                self.composer.put_back(text)
             return
         text = text.removeprefix(" ") if text.startswith(" /") else text
         if self.editing is not None and self.editing < len(self.talk.turns):
@@ -180,6 +195,8 @@ class ChatApp(Doing):
         else:
             self.editing = None
             self.ask(text)
+        if not self.composer.text:
+            self.give_draft_back()
 
     def on_composer_wanted(self, event: Composer.Wanted) -> None:
         """Tab completes; in an empty composer up brings a question back and Ctrl+D leaves."""
@@ -198,7 +215,7 @@ class ChatApp(Doing):
     def on_text_area_changed(self) -> None:
         """Offer what the line could become; whoever empties it doesn't edit any more."""
         text = self.composer.text
-        if not text:
+        if not text and not self.composer.sending:
             self.editing = None
         lines = commands.completions(text, self._values(text))
         self.suggestions.offer([] if lines == [text] else lines)
@@ -220,8 +237,8 @@ class ChatApp(Doing):
                 return list(load_registry().pairs)
         return {"copy": ["code"], "export": ["md", "json"]}.get(name, [])
 
-    def run_command(self, command: commands.Command, words: str) -> None:
-        """Do what a command says."""
+    def run_command(self, command: commands.Command, words: str) -> bool:
+        """Do what a command says; False where it can't be, and the person was told why."""
         with_words = getattr(self, f"command_{command.name}", None)
         try:
             if with_words is not None:
@@ -229,7 +246,9 @@ class ChatApp(Doing):
             else:
                 getattr(self, f"action_{command.name}")()
         except EdgespecError as error:
-            self.tell(str(error), "error")
+            self.tell(str(error), "warning" if isinstance(error, Mistyped) else "error")
+            return False
+        return True
 
     def on_transcript_token_pointed(self, event: Transcript.TokenPointed) -> None:
         """Say what is known of a token."""
@@ -238,24 +257,34 @@ class ChatApp(Doing):
 
     def on_search_bar_wanted(self, event: SearchBar.Wanted) -> None:
         """Go to a match, from the newest backwards."""
+        self.transcript.find(event.text)
+        find = self._find(event.text, event.step)
+        self.run_worker(find, group="search", exclusive=True)
+
+    async def _find(self, text: str, step: int) -> None:
+        """The same; keys are obeyed meanwhile, as all that has the text must be laid out."""
+        from edgespec.tui.finding import lines_with
+
         document = self.transcript.document
-        needle = event.text.casefold()
-        matches = [
-            place
-            for place, item in enumerate(document.items)
-            if needle and needle in item.text.casefold()
-        ]
-        if event.step == 0 or self._match >= len(matches):
+        matches: list[tuple[Item, int]] = []
+        for item in tuple(document.items):
+            found = lines_with(item, document.width, text)
+            matches += [(item, line) for line in found]
+            if found:
+                await asyncio.sleep(0)
+        if step == 0 or self._match >= len(matches):
             self._match = len(matches) - 1
         elif matches:
-            self._match = (self._match + event.step) % len(matches)
-        self.transcript.find(event.text)
+            self._match = (self._match + step) % len(matches)
         if matches:
-            self.transcript.go_to(matches[self._match], event.text)
+            item, line = matches[self._match]
+            if item in document.items:
+                self.transcript.go_to(document.items.index(item), line)
         self.search.tell(self._match + 1, len(matches))
 
     def on_search_bar_closed(self) -> None:
         """Back to writing; the reader stays where the match was."""
+        self.workers.cancel_group(self, "search")
         self.transcript.find("")
         self.composer.focus()
 
@@ -282,6 +311,12 @@ class ChatApp(Doing):
         self._copy(event.code)
 
 
+_RESTING = {key.action for key in ChatApp.BINDINGS if isinstance(key, Binding)}
+_RESTING |= {"command_palette"}
+_RESTING -= {"interrupt", "quit"}
+"""What the chat's keys do only while no other screen is open."""
+
+
 def run(app: ChatApp) -> int:
     """Run the chat until the person leaves; returns the exit status.
 
@@ -289,6 +324,7 @@ def run(app: ChatApp) -> int:
     disk, and the terminal is as it was.
     """
     app.run()
+    app.take_last_words()
     app.save_unfinished()
     if app.stores.history is not None:
         app.stores.history.close()

@@ -39,6 +39,7 @@ from edgespec.tui.settings import sampling
 if TYPE_CHECKING:
     from edgespec.registry import ModelSpec
     from edgespec.runtime import Runtime
+    from edgespec.session import Model
 
 Opener = Callable[..., "Runtime"]
 """Opens a runtime as `Runtime.open` does."""
@@ -77,6 +78,8 @@ class Bridge:
         self._turn = -1
         self._closing = False
         self._downloads: dict[str, tuple[threading.Event, threading.Thread]] = {}
+        self._fetches: dict[str, threading.Lock] = {}  # held while a pair's models are brought here
+        self._fetched_to_load = ""  # the pair that the load under way is bringing here
 
     # ------------------------------------------------------------- for the screen; none of it waits
 
@@ -120,7 +123,10 @@ class Bridge:
             runtime.cancel()
 
     def download(self, pair: str) -> None:
-        """Bring a pair's models here; other things go on meanwhile."""
+        """Bring a pair's models here; other things go on meanwhile.
+
+        Where the load under way is bringing them already, this waits for it, and tells of it.
+        """
         if pair in self._downloads:
             return
         stop = threading.Event()
@@ -131,9 +137,11 @@ class Bridge:
         thread.start()
 
     def cancel_download(self, pair: str) -> None:
-        """Give up a download; nothing partial stays behind."""
+        """Give up a download, and a load that waits for it; nothing partial stays behind."""
         if (found := self._downloads.get(pair)) is not None:
             found[0].set()
+            if pair == self._fetched_to_load:
+                self.cancel_load()
 
     def close(self, timeout: float) -> bool:
         """Stop everything and free the models; False where a thread didn't end in time."""
@@ -192,7 +200,11 @@ class Bridge:
             self._close_runtime()
             if choice.target is None:
                 report("looking for the models")
-                self._fetcher(choice.pair, fetched)
+                self._fetched_to_load = choice.pair or ""
+                try:
+                    self._bring(choice.pair, fetched, check)
+                finally:
+                    self._fetched_to_load = ""
             report("loading")
             runtime = self._opener(
                 choice.pair,
@@ -218,17 +230,15 @@ class Bridge:
             self._events.append(LoadFailed(load, choice, ""))
             return
         self._runtime = runtime
-        costs = runtime.costs
         self._events.append(
             Loaded(
                 load,
                 choice,
                 runtime.target.name,
-                str(runtime.target.details.get("device", "")),
-                tuple(runtime.drafters),
+                _device(runtime.target),
+                _drafters(runtime),
                 runtime.context_size,
                 tuple(runtime.notes),
-                tuple(costs.curve("check", 256)[1:]) if costs is not None else (),
             )
         )
 
@@ -285,20 +295,57 @@ class Bridge:
     # --------------------------------------------------------------------- on a thread of its own
 
     def _download(self, pair: str, stop: threading.Event) -> None:
-        def told(model: str, done: int, total: int | None) -> None:
+        def check() -> None:
             if stop.is_set():
                 raise Cancelled("the download was cancelled")
+
+        def told(model: str, done: int, total: int | None) -> None:
+            check()
             self._events.append(Downloading(pair, model, done, total))
 
         ended = DownloadEnded(pair)
         try:
-            self._fetcher(pair, told)
+            self._bring(pair, told, check)
         except Cancelled:
             ended = replace(ended, cancelled=True)
         except Exception as error:
             ended = replace(ended, error=_sentence(error))
         self._downloads.pop(pair, None)
         self._events.append(ended)
+
+    def _bring(
+        self,
+        pair: str | None,
+        told: Callable[[str, int, int | None], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Fetch a pair's models, after another thread that does so: what it brought is here then.
+
+        check: raises to stop waiting.
+        """
+        lock = self._fetches.setdefault(pair or "", threading.Lock())
+        while not lock.acquire(timeout=0.05):
+            check()
+        try:
+            check()
+            self._fetcher(pair, told)
+        finally:
+            lock.release()
+
+
+def _device(model: Model | None) -> str:
+    return str(model.details.get("device", "")) if model is not None else ""
+
+
+def _drafters(runtime: Runtime) -> tuple[str, ...]:
+    """What drafts, and on what where that isn't what the target runs on."""
+    usual = ("", _device(runtime.target))
+    devices = {
+        name: _device(getattr(drafter, "model", None)) for name, drafter in runtime.drafters.items()
+    }
+    return tuple(
+        name if device in usual else f"{name} (on {device})" for name, device in devices.items()
+    )
 
 
 def _sentence(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
-from edgespec.tui import items
+from edgespec.tui import commands, items
 from edgespec.tui.messages import (
     Choice,
     Downloading,
@@ -47,6 +47,11 @@ _SOON = (0.05, 0.1, 0.18)
 """Seconds after a stop at which to look, whatever drawing took: a stop must be seen at once."""
 
 
+def as_written(question: str) -> str:
+    """A question as it is written to be asked: behind a space where it looks like a command."""
+    return f" {question}" if commands.is_command(question.strip("\n")) else question
+
+
 class Conversing(Showing):
     """The chat's state and what events do to it."""
 
@@ -59,6 +64,8 @@ class Conversing(Showing):
         self._answer: items.Answer | None = None
         self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
         self._waiting: items.Question | None = None
+        self.draft = ""  # what was being written when an earlier question took its place
+        self._shown_busy = True
         self._used = 0.0
         self._ticking = False
 
@@ -82,6 +89,20 @@ class Conversing(Showing):
         if self._ticking and self.is_running:
             for event in self.bridge.drain():
                 self.take(event)
+            self._show_busy()
+
+    def take_last_words(self) -> None:
+        """Take what came of the answer since the last look, when nobody will look again."""
+        self.talk.waiting = ""  # nor is anything asked any more
+        for event in self.bridge.drain():
+            if isinstance(event, Streamed | Finished | Failed) and self.talk.is_running(event.turn):
+                self._take_turn(event)
+
+    def _show_busy(self) -> None:
+        """Show in the footer which key stops what is under way, or that none does."""
+        if self.busy != self._shown_busy and len(self.screen_stack) == 1:
+            self._shown_busy = self.busy
+            self.refresh_bindings()
 
     # ---------------------------------------------------------------------------------- loading
 
@@ -148,7 +169,7 @@ class Conversing(Showing):
     def ask(self, question: str) -> None:
         """Ask now, or as soon as model and answer under way allow it."""
         if self.talk.running is None and not self._loading and self.loaded is None:
-            self.composer.put_back(question)
+            self.composer.put_back(as_written(question))
             self.tell("No model is loaded: choose a pair first (Ctrl+O).")
         elif self.talk.running is None and not self._loading:
             self._begin(question)
@@ -161,7 +182,7 @@ class Conversing(Showing):
             self.transcript.add(self._waiting)
             self.transcript.follow()
         else:
-            self.composer.put_back(question)
+            self.composer.put_back(as_written(question))
             self.tell("One question is waiting already: this one stays here.")
 
     def again(self) -> None:
@@ -187,7 +208,7 @@ class Conversing(Showing):
         Where that can't be now, the question stays to be edited.
         """
         if self._last_turn() is None:
-            self.composer.put_back(question)
+            self.composer.put_back(as_written(question))
             return
         self.editing = None
         self._begin(question, index=index)
@@ -245,6 +266,7 @@ class Conversing(Showing):
             before = [item for item in self._replaced if isinstance(item, items.Answer)]
             answer.pieces = list(before[0].pieces) if before else []
         self._say("reading the question")
+        self._show_busy()
         self.composer.placeholder = BUSY
         self.bridge.ask(ask)
 
@@ -281,7 +303,8 @@ class Conversing(Showing):
         if turn is None:
             self.transcript.replace(self._place_of(running.index), replaced)
             if running.question != self.talk.turns[running.index].question:
-                self.composer.put_back(running.question)  # edited, and nothing came of it
+                self.set_draft_aside()
+                self.composer.put(as_written(running.question))  # edited, and nothing came of it
                 self.editing = running.index
         else:
             answer.streaming = False
@@ -348,7 +371,17 @@ class Conversing(Showing):
         question, self.talk.waiting = self.talk.waiting, ""
         self._drop_waiting()
         if question:
-            self.composer.put_back(question)
+            self.composer.put_back(as_written(question))
+
+    def set_draft_aside(self) -> None:
+        """Keep what is written, as something else is to be written first."""
+        self.draft = "\n".join(filter(None, [self.draft, self.composer.text]))
+
+    def give_draft_back(self) -> None:
+        """Go on with what was set aside."""
+        draft, self.draft = self.draft, ""
+        if draft:
+            self.composer.put(draft)
 
     def _drop_waiting(self) -> None:
         if self._waiting is not None:
@@ -357,6 +390,7 @@ class Conversing(Showing):
 
     def show_turns(self, turns: Sequence[Turn], writer: Writer | None) -> None:
         """A conversation as it is kept, in the place of the one that is open."""
+        self._drain()  # the open one's answer may have ended since the last look
         self.save_unfinished()
         waiting = self.talk.waiting
         self.talk.restart(turns)

@@ -10,15 +10,21 @@ import re
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
+from edgespec.terminal import printable
 from edgespec.tui import items
-from edgespec.tui.conversing import Conversing
+from edgespec.tui.conversing import Conversing, as_written
 from edgespec.tui.messages import LOADED_WITH, Choice, Settings
 from edgespec.tui.shown import one_line
 from edgespec.tui.widgets.board import TokenLine
 from edgespec.tui.widgets.search import SearchBar
 from edgespec.tui.widgets.suggestions import Suggestions
 
+_SETTING = re.compile(r"(?P<name>[^\s=]*)\s*=?\s*(?P<value>.*)", re.DOTALL)
 _COPIED = re.compile(r"(?P<answer>\d{1,6})? *(?P<code>code(?: *(?P<block>\d{1,6}))?)?")
+
+
+class Mistyped(EdgespecError):
+    """A command's words that mean nothing here; the sentence says what would."""
 
 
 class Doing(Conversing):
@@ -50,12 +56,17 @@ class Doing(Conversing):
             self.composer.menu = False
         elif self.busy:
             self.stop()
-        elif self.editing is not None:
+        elif self.editing is not None or (self.draft and not self.composer.text):
             self.editing = None
             self.composer.put("")
+            self.give_draft_back()
         elif self.focused is not self.composer:
             self.composer.focus()
             self.transcript.follow()
+
+    def action_escape(self) -> None:
+        """Escape where there is nothing to stop."""
+        self.action_stop()
 
     def action_leave(self) -> None:
         """Ctrl+D in an empty composer leaves."""
@@ -88,21 +99,24 @@ class Doing(Conversing):
     def action_edit(self) -> None:
         """Bring the last question back to be changed, or the one before that in the composer.
 
-        Sending it replaces its turn and drops those behind it.
+        Sending it replaces its turn and drops those behind it. What was written in the composer is
+        set aside, and comes back when the question is sent or left.
         """
         if self._last_turn() is None:
             return
         last = len(self.talk.turns) - 1
         at = self.editing
         unchanged = at is not None and at <= last and self._as_asked(at)
+        if not unchanged:
+            self.set_draft_aside()
         self.editing = at = max(0, at - 1) if at is not None and unchanged else last
-        self.composer.put(self.talk.turns[at].question)
+        self.composer.put(as_written(self.talk.turns[at].question))
         self.composer.focus()
         self.show_turn(at)
 
     def _as_asked(self, index: int) -> bool:
         """Whether the composer holds question `index` as it was asked."""
-        return self.composer.text == self.talk.turns[index].question
+        return self.composer.text == as_written(self.talk.turns[index].question)
 
     def action_clear(self) -> None:
         """A new conversation."""
@@ -176,11 +190,11 @@ class Doing(Conversing):
 
     def command_set(self, words: str) -> None:
         """Change a setting: its name and its value."""
-        name, _, value = words.replace("=", " ", 1).partition(" ")
-        if not name:
+        found = _SETTING.match(words)
+        if found is None or not found["name"]:
             self.action_settings()
-            return
-        self._set_text(name, value.strip())
+        else:
+            self._set_text(found["name"], found["value"].strip())
 
     def command_copy(self, words: str) -> None:
         """Copy answer N from the end (the last one), or its code block M (the last one)."""
@@ -190,14 +204,10 @@ class Doing(Conversing):
             return
         asked = _COPIED.fullmatch(words)
         if asked is None:
-            self.tell(
-                "Write /copy, /copy 2 (the answer before the last) or /copy code 1.", "warning"
-            )
-            return
+            raise Mistyped("Write /copy, /copy 2 (the answer before the last) or /copy code 1.")
         back, what, block = int(asked["answer"] or 1), asked["code"], int(asked["block"] or 0)
         if not 1 <= back <= len(answers):
-            self.tell(f"Answers are 1 (the last) to {len(answers)}.", "warning")
-            return
+            raise Mistyped(f"Answers are 1 (the last) to {len(answers)}.")
         answer = answers[-back]
         if not what:
             self._copy(answer.text)
@@ -206,7 +216,7 @@ class Doing(Conversing):
         if not codes:
             self.tell("This answer has no code block.")
         elif asked["block"] and not 1 <= block <= len(codes):
-            self.tell(f"This answer's code blocks are 1 to {len(codes)}.", "warning")
+            raise Mistyped(f"This answer's code blocks are 1 to {len(codes)}.")
         else:
             self._copy(codes[block - 1])
 
@@ -218,11 +228,11 @@ class Doing(Conversing):
             self.tell("There is nothing to export yet.")
             return
         form, _, rest = words.partition(" ")
-        ending = form if form in ("md", "json") else "md"
-        name = rest.strip() if form in ("md", "json") else words
+        if form not in ("md", "json"):
+            form, rest = "", words
         title = self._writer.title if self._writer is not None else self.talk.turns[0].question
-        path = Path(name) if name else Path(f"{file_name(title)}.{ending}")
-        written = export(path, self.talk.turns, title=title, system=self.settings.system)
+        path = Path(rest.strip() or f"{file_name(title)}.{form or 'md'}")
+        written = export(path, self.talk.turns, title=title, system=self.settings.system, form=form)
         self.tell(f"Written to {written}")
 
     def command_search(self, text: str) -> None:
@@ -232,8 +242,8 @@ class Doing(Conversing):
     def command_rename(self, title: str) -> None:
         """Name the conversation."""
         if not title:
-            self.tell("Give a title: /rename TITLE", "warning")
-        elif self._writer is None:
+            raise Mistyped("Give a title: /rename TITLE")
+        if self._writer is None:
             self.tell("This conversation begins with its first question; name it then.")
         else:
             writer = self._writer
@@ -247,7 +257,7 @@ class Doing(Conversing):
         elif name in self.available_themes:
             self.theme = name
         else:
-            self.tell(f"There is no theme {one_line(name)}: Tab lists them.", "warning")
+            raise Mistyped(f"There is no theme {one_line(name)}: Tab lists them.")
 
     def command_quit(self, words: str) -> None:  # noqa: ARG002
         """Leave."""
@@ -258,6 +268,8 @@ class Doing(Conversing):
     def _copy(self, text: str) -> None:
         from edgespec.tui.clipboard import copy
 
+        # Ctrl+V pastes it here, whatever the terminal makes of it.
+        self._clipboard = printable(text.replace("\r\n", "\n"))
         self.tell(copy(text, self._write_sequence, os.environ))
 
     def _write_sequence(self, sequence: str) -> None:

@@ -29,25 +29,24 @@ class AlreadyThere(ExportFailed):
 
 
 def export(
-    path: Path, turns: Sequence[Turn], *, title: str = "", system: str = "", replace: bool = False
+    path: Path,
+    turns: Sequence[Turn],
+    *,
+    title: str = "",
+    system: str = "",
+    form: str = "",
+    replace: bool = False,
 ) -> Path:
-    """Write a conversation; the name's ending chooses Markdown (also where it has none) or JSON.
+    """Write a conversation; the name's ending chooses Markdown or JSON, or `form` ("md", "json").
 
-    Returns the path written. Raises AlreadyThere where the file exists and `replace` is false, and
-    ExportFailed for what else goes wrong; what was there before is then still there.
+    With neither it is Markdown. Returns the path written. Raises AlreadyThere where the file exists
+    and `replace` is false, and ExportFailed for what else goes wrong, also where ending and `form`
+    disagree; what was there before is then still there.
     """
-    if not path.suffix:
-        path = path.with_name(path.name + ".md")
-    if path.suffix.lower() not in FORMATS:
-        raise ExportFailed(f"{printable(path.name)} must end in .md or .json.")
-    if path.suffix.lower() == ".json":
-        text = as_json(turns, title=title, system=system)
-    else:
-        text = as_markdown(turns, title=title, system=system)
-    data = text.encode("utf-8", "replace")
     try:
-        path = path.expanduser().absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _file(path, form)
+        written = as_json if path.suffix.lower() == ".json" else as_markdown
+        data = written(turns, title=title, system=system).encode("utf-8", "replace")
         if replace:
             write_whole(path, data)
         else:
@@ -57,6 +56,23 @@ def export(
             raise AlreadyThere(f"{printable(str(path))} is there already.") from error
         why = getattr(error, "strerror", None) or error
         raise ExportFailed(f"Can't write {printable(str(path))}: {why}.") from error
+    return path
+
+
+def _file(path: Path, form: str) -> Path:
+    """The file that a person means, with its ending; raises ExportFailed for what can't be one."""
+    path = path.expanduser().absolute()
+    if path.is_dir():  # also "", "." and ".."
+        raise ExportFailed(f"{printable(str(path))} is a folder: write a file's name behind it.")
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.{form or 'md'}")
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise ExportFailed(f"{printable(path.name)} must end in .md or .json.")
+    if form and ending != f".{form}":
+        raise ExportFailed(f"{printable(path.name)} is no name for .{form}: change one of the two.")
+    if not path.parent.exists():  # rather a mistyped name than a wish for folders
+        raise ExportFailed(f"There is no folder {printable(str(path.parent))}: make it first.")
     return path
 
 

@@ -104,8 +104,16 @@ class MarkdownText:
 
     @property
     def codes(self) -> list[str]:
-        """The code blocks in it, in order, as they came."""
-        return [block.text.plain for block in self.blocks if block.kind == "code"]
+        """The code blocks in it, in order, as they came: with their tabs and joined emoji."""
+        seen = [block.text.plain for block in self.blocks if block.kind == "code"]
+        source = [
+            token.content.removesuffix("\n")
+            for token in _parser().parse(self.source)
+            if token.type in ("fence", "code_block")
+        ]
+        # What isn't shown may hide a fence: where both don't tell of the same blocks, what is seen.
+        same = [_letters(code) for code in source] == [_letters(code) for code in seen]
+        return source if same else seen
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -132,6 +140,10 @@ def _parse(source: str, line: int) -> tuple[list[Block], int]:
             block.at = line + last
             blocks.append(block)
     return blocks, last
+
+
+def _letters(code: str) -> str:
+    return "".join(shown(code).split())
 
 
 def _shown_line(line: str) -> str:

@@ -6,8 +6,7 @@ about an answer names its turn, so that a late token of an old turn is known as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -180,7 +179,7 @@ class Measured:
 class Loaded:
     """A pair is ready; `notes` are sentences the person should read.
 
-    `check_seconds` is what passes over 1, 2, ... tokens cost here; empty where nothing is measured.
+    `drafters` are names, with what each runs on where that isn't `device`.
     """
 
     load: int
@@ -190,7 +189,6 @@ class Loaded:
     drafters: tuple[str, ...]
     context_size: int
     notes: tuple[str, ...] = ()
-    check_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -295,4 +293,3 @@ class Preferences:
     panel: bool = False
     tokens: bool = False
     last_pair: str = ""
-    extra: Mapping[str, str] = field(default_factory=dict)

@@ -105,7 +105,7 @@ def check_file(text: str) -> str:
     try:
         path = Path(text.strip().strip("\"'")).expanduser().absolute()
         if path.is_dir():
-            if any(path.rglob("*.onnx")):
+            if any(any(path.glob(graphs)) for graphs in ("*.onnx", "onnx/*.onnx")):
                 return str(path)
             inside = sorted(file.name for file in path.glob("*.gguf"))
             hint = f"; name a file in it, such as {printable(inside[0])}" if inside else ""
@@ -151,7 +151,9 @@ def _of_pair(
 def _of_file(name: str, memory_bytes: int | None) -> PairInfo:
     path, choice = Path(name), Choice(target=name)
     try:
-        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        # A model's folder has its files in it or one below: what lies deeper may be a whole disk.
+        inside = (*path.glob("*"), *path.glob("*/*"))
+        files = [file for file in inside if file.is_file()] if path.is_dir() else [path]
         need = sum(file.stat().st_size for file in files) + _OVERHEAD_BYTES
     except OSError as error:
         why = "is not there any more" if isinstance(error, FileNotFoundError) else error.strerror

@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from edgespec.tui import charts
-from edgespec.tui.messages import Figures, Turn
+from edgespec.tui.messages import DrafterFigures, Figures, Turn
 from edgespec.tui.shown import one_line
 
 _GAP = 3  # cells between columns
-_BARS = 8  # lengths of rounds that have a line of their own
+_BARS = 8  # lines of lengths, the last for all longer ones
 
 
 def short(figures: Figures, width: int) -> Content:
@@ -82,7 +82,7 @@ def long(figures: Figures, speeds: Sequence[float], width: int, height: int) -> 
     """
     columns = max(1, min(3, (width + _GAP) // 29))
     room = (width - _GAP * (columns - 1)) // columns
-    sections = list(_sections(figures, speeds, room, 2 if height < 14 else 4))
+    sections = list(_sections(figures, speeds, room, height))
     stacks, rest = _stacked(sections, columns, height)
     if not rest:
         return [_beside(stacks, room)]
@@ -111,8 +111,8 @@ def _stacked(
                 break
         else:
             rest.append(section)
-    if not any(stacks) and rest:
-        stacks[0] = rest.pop(0)[:height]  # longer than the panel is high
+    if not any(stacks) and rest:  # longer than the panel is high: it goes on on the next page
+        stacks[0], rest[0] = rest[0][:height], rest[0][height:]
     return stacks, rest
 
 
@@ -137,13 +137,14 @@ def bytes_of(count: int) -> str:
 
 
 def _sections(
-    figures: Figures, speeds: Sequence[float], width: int, graph_rows: int
+    figures: Figures, speeds: Sequence[float], width: int, height: int
 ) -> Iterator[list[Content]]:
-    yield _speed_section(figures, speeds, width, graph_rows)
+    rows = max(1, height - 2)  # below a heading, on a page with a last line that says so
+    yield _speed_section(figures, speeds, width, 2 if height < 14 else 4)
     yield _planner_section(figures, width)
     yield _rounds_section(figures, width)
-    yield _lengths_section(figures, width)
-    yield _drafters_section(figures, width)
+    yield _lengths_section(figures, width, min(_BARS, rows))
+    yield _drafters_section(figures, width, rows)
     yield _machine_section(figures, width)
 
 
@@ -193,15 +194,16 @@ def _rounds_section(figures: Figures, width: int) -> list[Content]:
     ]
 
 
-def _lengths_section(figures: Figures, width: int) -> list[Content]:
+def _lengths_section(figures: Figures, width: int, rows: int) -> list[Content]:
     mean = figures.mean_accepted_length
     lines = [_heading("Tokens in a round", f"mean {mean:.2f}" if mean is not None else "", width)]
     counts = list(figures.lengths[1:]) or [0]
-    if len(counts) > _BARS:
-        counts = [*counts[: _BARS - 1], sum(counts[_BARS - 1 :])]
+    cut = len(counts) > rows
+    if cut:
+        counts = [*counts[: rows - 1], sum(counts[rows - 1 :])]
     most, total = max(counts) or 1, sum(counts) or 1
     for length, count in enumerate(counts, 1):
-        more = "+" if length == _BARS and len(figures.lengths) > _BARS + 1 else " "
+        more = "+" if cut and length == rows else " "
         end = f"{count:>6} {count / total:>4.0%}"
         lines.append(
             Content.assemble(
@@ -213,11 +215,14 @@ def _lengths_section(figures: Figures, width: int) -> list[Content]:
     return lines
 
 
-def _drafters_section(figures: Figures, width: int) -> list[Content]:
+def _drafters_section(figures: Figures, width: int, rows: int) -> list[Content]:
     lines = [_heading("Drafters", "accepted/drafted", width)]
-    if not figures.drafters:
+    drafters = list(figures.drafters)
+    if not drafters:
         return [*lines, Content.styled("nothing drafted", "label")]
-    for drafter in figures.drafters:
+    if len(drafters) > rows:
+        drafters[rows - 1 :] = [_together(drafters[rows - 1 :])]
+    for drafter in drafters:
         rate = drafter.acceptance_rate or 0.0
         end = f" {drafter.accepted}/{drafter.drafted} {rate:>4.0%}"
         name = one_line(drafter.name)[: max(6, width - len(end) - 8)].ljust(8)
@@ -226,6 +231,16 @@ def _drafters_section(figures: Figures, width: int) -> list[Content]:
             Content.assemble((name, "value"), (charts.bar(rate, room), "graph"), (end, "label"))
         )
     return lines
+
+
+def _together(drafters: Sequence[DrafterFigures]) -> DrafterFigures:
+    """The sums of those that have no line of their own."""
+    return DrafterFigures(
+        f"{len(drafters)} more",
+        sum(drafter.rounds for drafter in drafters),
+        sum(drafter.drafted for drafter in drafters),
+        sum(drafter.accepted for drafter in drafters),
+    )
 
 
 def _machine_section(figures: Figures, width: int) -> list[Content]:

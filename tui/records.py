@@ -221,7 +221,10 @@ def _get(data: Mapping[str, Any], key: str, kind: type[_T], default: _T | None =
     """A value of exactly that kind; a whole number is a float too."""
     value = data.get(key, default)
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise ValueError(f"{key} is beyond any float") from error
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{key} is missing or of another kind")
     return value

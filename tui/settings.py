@@ -115,7 +115,9 @@ def as_text(settings: Settings, key: str) -> str:
         return ""
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"  # 1, not 1.0
+    return str(value)
 
 
 def with_preset(settings: Settings, name: str) -> Settings:

@@ -48,6 +48,7 @@ class SettingsFile:
     def save_settings(self, pair: str, settings: Settings) -> None:
         """Save a pair's settings; the others stay. Raises ConfigError."""
         checked(settings)
+        _refuse_unwritable(pair)
         with self._changing() as contents:
             contents.pairs[pair] = settings
 
@@ -64,6 +65,7 @@ class SettingsFile:
 
     def add_file(self, path: str) -> None:
         """Remember a model file of the person's. Raises ConfigError."""
+        _refuse_unwritable(path)
         with self._changing() as contents:
             contents.files = tuple(dict.fromkeys([*contents.files, path]))
 
@@ -99,6 +101,17 @@ class SettingsFile:
             ) from error
 
 
+def _refuse_unwritable(name: str) -> None:
+    """Raises ConfigError for a file's name that TOML, which is UTF-8, can't hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        readable = printable(name.encode("utf-8", "replace").decode())
+        raise ConfigError(
+            f"The name {readable} isn't UTF-8, so the settings file can't hold it: rename it."
+        ) from error
+
+
 @dataclass
 class _Contents:
     pairs: dict[str, Settings]
@@ -112,12 +125,7 @@ def _contents(document: Document) -> _Contents:
     top.refuse_unknown((*kept, "files", "pairs"))
     values: dict[str, Any] = {}
     for field in fields(Preferences):
-        if field.name == "extra":
-            values["extra"] = {
-                key: top.sub("extra").get(key, str) for key in top.data.get("extra", {})
-            }
-        else:
-            values[field.name] = top.get(field.name, type(field.default), field.default)
+        values[field.name] = top.get(field.name, type(field.default), field.default)
     files = _texts(top, "files") if "files" in top.data else ()
     pairs = {name: _settings(table) for name, table in document.tables("pairs")}
     return _Contents(pairs, Preferences(**values), files)
@@ -166,13 +174,10 @@ def _as_toml(contents: _Contents) -> bytes:
     data: dict[str, Any] = {
         field.name: value
         for field in fields(Preferences)
-        if field.name != "extra"
-        and (value := getattr(contents.preferences, field.name)) != getattr(unset, field.name)
+        if (value := getattr(contents.preferences, field.name)) != getattr(unset, field.name)
     }
     if contents.files:
         data["files"] = list(contents.files)
-    if contents.preferences.extra:
-        data["extra"] = dict(contents.preferences.extra)
     pairs = {
         name: {
             field.key: list(value) if isinstance(value, tuple) else value

@@ -78,8 +78,12 @@ class Showing(App[None]):
     # ------------------------------------------------------------------------------------ sentences
 
     def tell(self, text: str, severity: SeverityLevel = "information") -> None:
-        """A sentence that goes away by itself."""
-        self.notify(shown(text), severity=severity, markup=False)
+        """A sentence that goes away by itself; the same one takes the place of one still there."""
+        message = shown(text)
+        for old in list(self._notifications):
+            if (old.message, old.severity) == (message, severity):
+                self._unnotify(old, refresh=False)
+        self.notify(message, severity=severity, markup=False)
 
     def note(self, text: str, style: str = "note") -> None:
         """A sentence for the person, where the conversation is."""

@@ -17,7 +17,8 @@ _SKIN_TONE = re.compile("(?<=[\u2600-\u27bf\U0001f300-\U0001faff])[\U0001f3fb-\U
 _DROPPED = dict.fromkeys(
     [
         0x00AD,  # soft hyphen: one cell or none
-        *range(0x200B, 0x200E),  # zero-width space and joiners
+        0x061C,  # Arabic letter mark
+        *range(0x200B, 0x2010),  # zero-width space, joiners, marks of direction
         *range(0x202A, 0x202F),  # embeddings and overrides of direction
         *range(0x2060, 0x2070),  # word joiner, isolates, deprecated formats
         0xFEFF,

@@ -37,7 +37,10 @@ class Peer(Protocol):
     details: dict[str, Any]
 
     def answer(self, setting: str, ids: list[int], max_tokens: int) -> Answer:
-        """Tokens without an end token, finish_reason, ttft_seconds, decode_seconds, and more."""
+        """Tokens without an end token, finish_reason, ttft_seconds, decode_seconds, and more.
+
+        `started` is true where a process was started for it, whose energy is no answer's.
+        """
         ...
 
 
@@ -100,8 +103,9 @@ def make(folder: Path, requirements: Sequence[str]) -> Path:
     except (OSError, ValueError):
         pass
     venv.create(folder, with_pip=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", *wanted]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    if wanted:
+        command = [str(python), "-m", "pip", "install", "--quiet", *wanted]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     done.write_text(json.dumps(wanted), "utf-8")
     return python
 

@@ -1,11 +1,12 @@
 """llama.cpp's server, as the xllamacpp wheel carries it: plain, with a drafter model, with n-grams.
 
 draft-K drafts with the model, at most K tokens a round; ngram-simple and ngram-mod copy from the
-text. The server takes these choices when it starts, so each setting is a server of its own, in a
-process of its own: OpenMP teams of several servers in one process are more threads than CPUs, and
-then every barrier of all of them sleeps instead of spinning. Servers start when they are first
-asked. Where memory runs short, those that were asked longest ago are ended for it. ngram-mod learns
-from every answer it gave, so it starts anew for each.
+text; ngram-simple+draft-K copies where it can and asks the model elsewhere. The server takes these
+choices when it starts, so each setting is a server of its own, in a process of its own: OpenMP
+teams of several servers in one process are more threads than CPUs, and then every barrier of all of
+them sleeps instead of spinning. Servers start when they are first asked, and answer a few tokens of
+another text before the one that is timed. Where memory runs short, those that were asked longest
+ago are ended for it. ngram-mod learns from every answer it gave, so it starts anew for each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import Request as HttpRequest
@@ -23,20 +25,24 @@ from common import Answer, Request, chosen, main, versions
 REQUIREMENTS = ["xllamacpp"]
 NGRAMS = ("ngram-simple", "ngram-mod")
 LONGEST = 8
+WARM_UP = 8  # tokens read and written; together fewer than the 24 that ngram-mod learns from
 
 
 def load(request: Request) -> Servers | Server:
     """All settings, or in a process below that, the one that it is for."""
-    return Server(request) if request.get("alone") else Servers(request)
+    if request.get("alone"):
+        return Server(request, _start)
+    return Servers(request, {"versions": versions("xllamacpp")})
 
 
 class Servers:
     """A process for each setting."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, details: dict[str, Any]) -> None:
         drafts = [f"draft-{k}" for k in range(1, LONGEST + 1)] if request["drafters"] else []
-        self.settings = chosen(request, ["plain", *drafts, *NGRAMS])
-        self.details = {"versions": versions("xllamacpp")}
+        both = [f"ngram-simple+{draft}" for draft in drafts]
+        self.settings = chosen(request, ["plain", *drafts, *NGRAMS, *both])
+        self.details = details
         self._request = request
         self._running: dict[str, Process] = {}  # asked longest ago first
 
@@ -46,16 +52,20 @@ class Servers:
         if process is not None and setting == "ngram-mod":
             process.end()
             process = None
+        new = process is None
         if process is None:
             files = [self._request["target"]]
-            if setting.startswith("draft-"):
+            if "draft-" in setting:
                 files.append(self._request["drafters"][0])
             needed = 1.25 * sum(Path(file).stat().st_size for file in files)
             while self._running and _free_memory() < needed:
                 self._running.pop(next(iter(self._running))).end()
             process = Process({**self._request, "settings": [setting], "alone": True})
+            other = ids[:WARM_UP][::-1]
+            process.ask({"setting": setting, "ids": other, "max_tokens": WARM_UP})
         self._running[setting] = process
-        return process.ask({"setting": setting, "ids": ids, "max_tokens": max_tokens})
+        reply = process.ask({"setting": setting, "ids": ids, "max_tokens": max_tokens})
+        return {**reply, "started": new}
 
 
 class Process:
@@ -63,7 +73,7 @@ class Process:
 
     def __init__(self, request: Request) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, sys.argv[0], "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
             self.ask(request)
@@ -109,11 +119,12 @@ def _free_memory() -> float:
 class Server:
     """The server of one setting, asked over its own HTTP interface."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, start: Callable[[Request, str], Any]) -> None:
+        """`start` gives something with a `listening_address`."""
         self.settings = request["settings"]
         self.details: dict[str, Any] = {}
         self._stop = frozenset(request["stop_ids"])
-        self._servers = {setting: _start(request, setting) for setting in self.settings}
+        self._servers = {setting: start(request, setting) for setting in self.settings}
 
     def answer(self, setting: str, ids: list[int], max_tokens: int) -> Answer:
         """The server's own timings: prompt, and decoding behind the first token."""
@@ -143,6 +154,15 @@ class Server:
         }
 
 
+def speculation(setting: str) -> tuple[list[str], int]:
+    """The server's kinds of drafters for a setting, and the longest draft of its model, or 0."""
+    kinds, width = [] if setting == "plain" else setting.split("+"), 0
+    for i, kind in enumerate(kinds):
+        if kind.startswith("draft-"):
+            width, kinds[i] = int(kind.removeprefix("draft-")), "draft-simple"
+    return kinds, width
+
+
 def _start(request: Request, setting: str) -> Any:
     import xllamacpp as lib
 
@@ -154,16 +174,19 @@ def _start(request: Request, setting: str) -> Any:
     params.cache_ram_mib = 0
     params.verbosity = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
-    if setting != "plain":
-        kind = "draft-simple" if setting.startswith("draft-") else setting
-        name = f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}"
-        params.speculative.types = [getattr(lib.common_speculative_type, name)]
-    if setting.startswith("draft-"):
+    kinds, width = speculation(setting)
+    params.speculative.types = [_type(lib, kind) for kind in kinds]
+    if width:
         draft = params.speculative.draft
         draft.mparams.path = request["drafters"][0]
-        draft.n_max = int(setting.removeprefix("draft-"))
+        draft.n_max = width
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = request["threads"]
     return lib.Server(params)
+
+
+def _type(lib: Any, kind: str) -> Any:
+    kinds = lib.common_speculative_type
+    return getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}")
 
 
 def _post(url: str, data: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ _ENDS = frozenset(
         "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "[EOT]", "</s>",
     )
 )  # fmt: skip
+_TAG = "</s>"  # also a tag of HTML, which some vocabularies (Gemma's) list as plain text
 
 
 class OnnxTokenizer:
@@ -79,6 +80,10 @@ class OnnxTokenizer:
         self.lstrip_tokens = frozenset(i for i in special if added[i].get("lstrip"))
         self.rstrip_tokens = frozenset(i for i in special if added[i].get("rstrip"))
         self._byte_level, self._metaspace = _decoding(self.name, written)
+        if self._metaspace:  # plain text among the added tokens, as Gemma's indentations
+            self._added |= {
+                i: text.replace("▁", " ") for i, text in self._added.items() if i not in special
+            }
         self._byte_fallback = bool(written["model"].get("byte_fallback"))
         self.eos_text = _text(settings.get("eos_token"))
         self.bos_text = _text(settings.get("bos_token"))
@@ -109,14 +114,15 @@ class OnnxTokenizer:
 
     def vocabulary(self) -> list[bytes]:
         """See `Tokenizer.vocabulary`; gaps are called as GGUF files call them."""
-        return [self._texts.get(i, f"[PAD{i}]").encode() for i in range(self.num_tokens)]
+        names = self._texts | self._added
+        return [names.get(i, f"[PAD{i}]").encode() for i in range(self.num_tokens)]
 
     def _piece(self, token: int) -> bytes:
         text = self._texts.get(token)
         if text is None or text in self.control_tokens:
             return b""
         if token in self._added:
-            return bytes(text.encode())
+            return bytes(self._added[token].encode())
         if self._byte_fallback and (byte := _fallback_byte(text)) is not None:
             return byte
         if self._byte_level:
@@ -133,7 +139,10 @@ def _stop_ids(
         named |= {i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)}
     yield from named
     ends = _ENDS if named else _ENDS | {_text(settings.get("eos_token"))}
-    yield from (i for i, entry in added.items() if entry["content"] in ends)
+    for i, entry in added.items():
+        tag = entry["content"] == _TAG and named and not entry.get("special")
+        if entry["content"] in ends and not tag:
+            yield i
 
 
 def _template(folder: OnnxFolder, settings: Mapping[str, Any]) -> str | None:

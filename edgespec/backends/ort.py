@@ -25,7 +25,7 @@ from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
 from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import ROWS, Graph, as_float32, read_graph
 from edgespec.backends.ort_probe import examine, first_pass
-from edgespec.backends.ort_providers import Opened, open_session
+from edgespec.backends.ort_providers import Opened, open_session, window_note
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -271,6 +271,9 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     if head is not None:
         session.widen(head[0])
         only_drafts = "its head holds a part of its vocabulary"
+    window = folder.window if session.cache.in_place else None
+    if window is not None and window < context_size:
+        opened.notes.extend(window_note(name, window, opened.device))
     if not session.can_rollback:
         opened.notes.append(
             f"{name} can't forget a part of its text, so it runs without speculation"

@@ -130,11 +130,10 @@ class GrownCache:
         self.length = 0
         self.slots = 0
         self.holes = True
-        limit = capacity + _most_holes(capacity)
-        self.mask = np.ones(limit, mask_type)
+        self.mask = np.ones(capacity, mask_type)
         self._tensors = tensors
         self._device = device if device in ("cpu", "cuda") else "cpu"
-        self._limit = limit
+        self._limit = capacity  # with holes too: a graph is made for so many places
         self._sizes = [0, 0]
         self._sides: list[list[Block]] = [[], []]  # what the past is in, what is written next
         self._grow(0, 1)

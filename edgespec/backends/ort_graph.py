@@ -100,10 +100,6 @@ class Graph:
         return ROWS in self.integers or KEEP in self.integers
 
     @property
-    def takes_mask(self) -> bool:
-        return "attention_mask" in self.integers
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of the cache for each token."""
         return sum(tensor.token_bytes for tensor in self.cache)

@@ -84,7 +84,7 @@ def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
         raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
     session.rollback(0)
     session.forward(tokens[-1:] * 3)
-    if _distance(session.forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
+    if distance(session.forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
         reason = "it ignores the text before the newest tokens: its graph doesn't use its cache"
         return _done(session, reason)
     if session.only_last_row:
@@ -94,7 +94,7 @@ def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
     together = session.forward(tokens[1:], 3).copy()
     if not np.isfinite(together).all():
         raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
-    if (off := _distance(together, single[1:])) > SAME:
+    if (off := distance(together, single[1:])) > SAME:
         reason = f"a pass over three tokens gives something else than three passes ({off:.0%} off)"
         return _done(session, reason)
     _examine_rollback(session, tokens, max(_TRACE, 3 * off))
@@ -103,7 +103,10 @@ def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
 
 
 def _done(session: Probed, reason: str) -> Findings:
+    """A graph that can't be asked whether it hides what was taken back: no holes, then."""
     session.rollback(0)
+    if isinstance(session.cache, GrownCache):
+        session.cache.holes = False
     return Findings(reason)
 
 
@@ -117,7 +120,7 @@ def _examine_rollback(session: Probed, tokens: list[int], tolerance: float) -> N
         session.rollback(0)
         session.forward(tokens)
         session.rollback(2)
-        return _distance(session.forward(tokens[:1:-1], 2), expected) > tolerance
+        return distance(session.forward(tokens[:1:-1], 2), expected) > tolerance
 
     if not leaves_a_trace():
         return
@@ -134,7 +137,7 @@ def _tokens(tokenizer: Tokenizer) -> list[int]:
     return [*ids, *(i for i in range(3, 9) if i not in ids)][:4]
 
 
-def _distance(a: Logits, b: Logits) -> float:
+def distance(a: Logits, b: Logits) -> float:
     """The root mean square of the difference, in standard deviations of a row."""
     spread = float(b.std(axis=-1).mean()) or 1.0
     return float(np.sqrt(np.mean((a - b) ** 2))) / spread

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -63,6 +64,12 @@ DEVICES = {
 # back to the CPU, so these two are taken only where they are asked for.
 _AUTO = ("cuda", "directml", "cpu")
 
+# How it says that a graph uses what came after it.
+_NEWER = re.compile(
+    r"Unrecognized attribute|\S+ is not a registered function/op|Unsupported model IR version"
+    r"|ONNX Runtime only \*guarantees\* support for models"
+)
+
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-silicon")
 
 
@@ -100,6 +107,7 @@ def open_session(
     notes = [twice] if twice else []
     wanted = _AUTO if device == "auto" else (device, "cpu") if allow_cpu else (device,)
     reason = ""
+    failed: ModelError | None = None
     for key in wanted:
         chosen = DEVICES[key]
         if chosen.provider not in available:
@@ -113,7 +121,7 @@ def open_session(
         except ModelError as error:
             if key == "cpu":
                 raise
-            reason = str(error)
+            reason, failed = str(error), error
             continue
         if reason:
             notes.append(f"{name} runs on the CPU: {reason}")
@@ -123,6 +131,8 @@ def open_session(
         elif share is not None and share[0] < share[1]:
             label += f" ({share[0]} of {share[1]} operations, the others on the CPU)"
         return Opened(native, chosen, label, notes)
+    if failed is not None and twice is None:  # nothing is missing that could be installed
+        raise type(failed)(f"{reason}; or choose --device cpu") from failed
     advice = twice or DEVICES[device].install
     raise ConfigError(f"{reason}: {advice}; or choose --device cpu")
 
@@ -181,10 +191,15 @@ def _share(native: Any, device: Device) -> tuple[int, int] | None:
     return counts[device.provider], counts.total()
 
 
+def _installed() -> list[str]:
+    """The packages of ONNX Runtime that are there."""
+    names = {(d.metadata["Name"] or "").lower() for d in distributions()}
+    return sorted(names & set(_PACKAGES))
+
+
 def several_packages() -> str | None:
     """A sentence where two packages of ONNX Runtime are installed over each other."""
-    names = {(d.metadata["Name"] or "").lower() for d in distributions()}
-    found = sorted(names & set(_PACKAGES))
+    found = _installed()
     if len(found) < 2:
         return None
     return (
@@ -193,11 +208,33 @@ def several_packages() -> str | None:
     )
 
 
+def window_note(name: str, window: int, device: Device) -> list[str]:
+    """A sentence, if fused attention looks back a token further than the model does, as it does
+    on the CPU before ONNX Runtime 1.24.
+    """
+    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
+    if device.provider != CPU or version >= (1, 24):
+        return []
+    return [
+        f"{name} sees {window} tokens back in some layers, and ONNX Runtime {ort.__version__} lets "
+        "it see one more, so its text may differ a little: install 1.24.2 or later"
+    ]
+
+
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
     text = " ".join(str(error).split())
+    if (newer := _NEWER.search(text)) is not None:
+        return ModelFormatError(
+            f"{path.name} needs a newer ONNX Runtime than {ort.__version__} "
+            f"({text[newer.start() :][:150]}): pip install --upgrade "
+            f"{next(iter(_installed()), 'onnxruntime')}"
+        )
     if device.provider != CPU:
         return ModelError(f"{device.label} can't load {path.name} ({text[:200]})")
-    if "external" in text.lower() or ".data" in text or "_data" in text:
+    said = text  # without its own place, whose folders are called as people like
+    for place in (path, path.absolute(), path.absolute().parent, path.resolve().parent):
+        said = said.replace(str(place), "")
+    if "external" in said.lower() or ".data" in said or "_data" in said:
         return ModelFormatError(
             f"{path.name} keeps its weights in another file that is missing, cut short or not "
             f"allowed there ({text[-200:]}): fetch the whole folder"

@@ -1,7 +1,7 @@
 """The report's pictures.
 
-Invariant: what a picture shows is written beside it in figures, so that nothing hangs on a colour
-or on guessing a length; a ratio's interval is drawn wherever the ratio is.
+Invariant: what a picture shows is written beside it in words and figures, so that nothing hangs on
+a colour or on guessing a length; a ratio's interval is drawn wherever the ratio is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from edgespec.bench.stats import Interval, Spread, spread
 from edgespec.bench.summary import Split
 
 _LEFT = 150.0
+_INDENT = 14.0
 _ROW = 17.0
 _GAP = 15.0
 
@@ -29,28 +30,35 @@ def intervals(
 ) -> str:
     """Ratios by category, a line for each of `names`; `one` says what a ratio of 1 is.
 
-    Each ratio comes with a note to stand behind it.
+    Each ratio comes with a note to stand behind it. A category without ratios is left out, and
+    nothing is no picture.
     """
+    rows = {category: row for category, row in rows.items() if row}
+    if not rows:
+        return ""
+    left = _beside_names(names)
     found = [i for row in rows.values() for i, _ in row.values()]
     low = min([0.9, *(i.center if i.low is None else i.low for i in found)]) * 0.96
     high = max([1.1, *(i.center if i.high is None else i.high for i in found)]) * 1.04
     longest = max((len(note) for row in rows.values() for _, note in row.values()), default=0)
     right = svg.WIDTH - 160.0 - svg.text_width("x" * longest)
-    x = svg.logarithmic(low, high, _LEFT, right)
-    parts = svg.legend(names, [f"fill {svg.colour(i)}" for i in range(len(names))], 14)
-    top = y = 40.0
+    x = svg.logarithmic(low, high, left, right)
+    top, y = 10.0, 0.0
+    parts: list[str] = []
     marks: list[str] = []
     for category, row in rows.items():
         last = category == list(rows)[-1] and len(rows) > 1
         if last:
-            marks.append(svg.line(0, y - 4, svg.WIDTH, y - 4, "axis"))
-            y += 8
-        lines = [name for name in names if name in row]
-        middle = y + _ROW * len(lines) / 2
-        marks.append(svg.text(0, middle + 1, category, "strong" if last else ""))
-        for name in lines:
+            marks.append(svg.line(0, y, svg.WIDTH, y, "axis"))
+            y += 6
+        y += _ROW
+        count = max(interval.pairs for interval, _ in row.values())
+        heading = f"{category}, {count} prompt{'s' * (count > 1)}"
+        marks.append(svg.text(0, y - 2, heading, "strong" if last else ""))
+        for name in (name for name in names if name in row):
             interval, note = row[name]
             y += _ROW
+            marks.append(svg.text(_INDENT, y - 2, name, "muted"))
             marks += _interval(x, y - 6, interval, names.index(name), f"{name}, {category}")
             marks.append(svg.text(right + 16, y - 2, str(interval), "strong" if last else ""))
             marks.append(svg.text(svg.WIDTH, y - 2, note, "muted small", "end"))
@@ -78,33 +86,43 @@ def note(ratio: Interval, words: str) -> str:
 
 
 def accepted_lengths(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
-    """Tokens a round by category; plain decoding's is 1."""
+    """Tokens a round by category; plain decoding's is 1. A category without any is left out."""
+    rows = {category: row for category, row in rows.items() if row}
+    if not rows:
+        return ""
+    left = _beside_names(names)
     highest = max([1.0, *(v for row in rows.values() for v in row.values())])
     ticks = svg.ticks(highest)
     right = svg.WIDTH - 60.0
-    x = svg.linear(0, ticks[-1], _LEFT, right)
-    parts = svg.legend(names, [f"fill {svg.colour(i)}" for i in range(len(names))], 14)
-    y, marks = 36.0, []
+    x = svg.linear(0, ticks[-1], left, right)
+    top, y = 10.0, 0.0
+    parts: list[str] = []
+    marks: list[str] = []
     for category, row in rows.items():
-        lines = [name for name in names if name in row]
-        middle = y + _ROW * len(lines) / 2
-        marks.append(svg.text(0, middle + 1, category))
-        for name in lines:
+        y += _ROW
+        marks.append(svg.text(0, y - 2, category))
+        for name in (name for name in names if name in row):
             y += _ROW
+            marks.append(svg.text(_INDENT, y - 2, name, "muted"))
             kind = f"fill {svg.colour(names.index(name))}"
-            width = x(row[name]) - _LEFT
+            width = x(row[name]) - left
             tip = f"{name}, {category}: {row[name]:.2f} tokens a round"
-            marks.append(svg.bar(_LEFT, y - 12, width, 11, kind, tip))
+            marks.append(svg.bar(left, y - 12, width, 11, kind, tip))
             marks.append(svg.text(x(row[name]) + 6, y - 2, f"{row[name]:.2f}"))
         y += _GAP
     bottom = y - _GAP + 6
     for tick in ticks:
         kind = "one" if tick == 1 else "grid"
-        parts.append(svg.line(x(tick), 28, x(tick), bottom, kind))
+        parts.append(svg.line(x(tick), top, x(tick), bottom, kind))
         parts.append(svg.text(x(tick), bottom + 14, svg.number(tick), "muted small", "middle"))
     if 1 not in ticks:
-        marks.append(svg.line(x(1), 28, x(1), bottom, "one"))
+        marks.append(svg.line(x(1), top, x(1), bottom, "one"))
     return svg.figure(bottom + 22, "tokens a round by category", [*parts, *marks])
+
+
+def _beside_names(names: Sequence[str]) -> float:
+    """Where the scale begins, so that each line has its side's name before it."""
+    return max([_LEFT, *(_INDENT + svg.text_width(name) + 14 for name in names)])
 
 
 def cost_curve(costs: Sequence[Costs]) -> str:
@@ -134,7 +152,8 @@ def cost_curve(costs: Sequence[Costs]) -> str:
             parts.append(svg.line(x(n), y(p.low), x(n), y(p.high), f"whisker {svg.colour(series)}"))
             tip = f"{c.model}, {n} tokens: {p.median * unit.median * 1e3:.1f} ms"
             parts.append(svg.dot(x(n), y(p.median), series, tip, 3.5))
-    return svg.figure(342, "what a pass over n tokens costs", [*parts, *_cost_words(curves, unit)])
+    words, bottom = _cost_words(curves, unit)
+    return svg.figure(max(342, bottom), "what a pass over n tokens costs", [*parts, *words])
 
 
 def _relative(costs: Costs, unit: float) -> dict[int, Spread]:
@@ -142,8 +161,10 @@ def _relative(costs: Costs, unit: float) -> dict[int, Spread]:
     return {n: point for n, point in found.items() if point is not None}
 
 
-def _cost_words(curves: Sequence[tuple[Costs, dict[int, Spread]]], unit: Spread) -> list[str]:
-    """What the curves say, in figures, to their right."""
+def _cost_words(
+    curves: Sequence[tuple[Costs, dict[int, Spread]]], unit: Spread
+) -> tuple[list[str], float]:
+    """What the curves say, in figures, to their right, and where that ends."""
     left, y = svg.WIDTH - 205.0, 40.0
     parts = []
     for series, (costs, curve) in enumerate(curves):
@@ -156,7 +177,7 @@ def _cost_words(curves: Sequence[tuple[Costs, dict[int, Spread]]], unit: Spread)
             parts.append(svg.text(left + 14, y, words, "small"))
             parts.append(svg.text(svg.WIDTH, y, f"{point.median:.2f}", "muted small", "end"))
         y += 26
-    return parts
+    return parts, y
 
 
 def time_split(rows: Mapping[str, Split]) -> str:
@@ -191,12 +212,15 @@ def time_split(rows: Mapping[str, Split]) -> str:
 def lengths(rows: Mapping[str, Mapping[int, Spread]]) -> str:
     """Tokens per second behind texts of several lengths; the spread is that of the repetitions."""
     contexts = sorted({length for row in rows.values() for length in row})
+    last = {name: row[max(row)].median for name, row in rows.items()}
+    words = {name: f"{name}: {speed:.1f}" for name, speed in last.items()}
+    right = svg.WIDTH - max([200.0, *(svg.text_width(said) + 40 for said in words.values())])
     yticks = svg.ticks(max(p.high for row in rows.values() for p in row.values()))
-    x = svg.logarithmic(contexts[0], max(contexts[-1], 2 * contexts[0]), 60, svg.WIDTH - 200)
+    x = svg.logarithmic(contexts[0], max(contexts[-1], 2 * contexts[0]), 60, right)
     y = svg.linear(0, yticks[-1], 300, 34)
     parts = [svg.text(0, 14, "tokens per second", "muted small")]
     for tick in yticks:
-        parts.append(svg.line(46, y(tick), svg.WIDTH - 190, y(tick)))
+        parts.append(svg.line(46, y(tick), right + 10, y(tick)))
         parts.append(svg.text(38, y(tick) + 4, svg.number(tick), "muted small", "end"))
     parts += [svg.text(x(n), 318, str(n), "muted small", "middle") for n in contexts]
     parts.append(
@@ -211,11 +235,10 @@ def lengths(rows: Mapping[str, Mapping[int, Spread]]) -> str:
             parts.append(svg.line(x(n), y(p.low), x(n), y(p.high), f"whisker {svg.colour(series)}"))
             tip = f"{name}, {n} tokens: {p.median:.1f} tokens/s"
             parts.append(svg.dot(x(n), y(p.median), series, tip))
-        last = row[max(row)].median
-        ends.append((y(last), series, f"{name}: {last:.1f}"))
+        ends.append((y(last[name]), series, words[name]))
     place = 0.0
-    for at, series, words in sorted(ends):
+    for at, series, said in sorted(ends):
         place = max(at + 4, place + 17)
-        parts.append(svg.dot(svg.WIDTH - 180, place - 4, series, words))
-        parts.append(svg.text(svg.WIDTH - 170, place, words))
-    return svg.figure(344, "tokens per second over the length of the text", parts)
+        parts.append(svg.dot(right + 20, place - 4, series, said))
+        parts.append(svg.text(right + 30, place, said))
+    return svg.figure(max(344, place + 10), "tokens per second over the length of the text", parts)

@@ -4,6 +4,7 @@ What both have in common cancels out: a prompt's text (prompts are paired) and, 
 against plain, the machine's mood (each file has plain decoding measured in turn). Invariant: the
 intervals hold all at once with a chance of 95% (Bonferroni), so that looking at a hundred rows
 finds nothing where nothing changed; a regression is an interval that lies beyond the tolerance.
+edgespec alone is judged: no other program, and no machine by plain decoding on another.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, ratio_interval
 from edgespec.bench.summary import (
+    Asked,
     Logs,
+    behind_texts,
     categories,
     pairing,
     speed_logs,
@@ -33,6 +35,9 @@ TOLERANCE = 0.01
 
 PLAIN_TOLERANCE = 0.05
 """The same for plain decoding's own speed, which a machine's mood changes from day to day."""
+
+LENGTHS = "text lengths"
+"""What stands in a category's place for the trials of `--lengths`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
     found = list(_differences(a, b))
     if not found:
         raise ConfigError(
-            "these results have no pair, side and prompts in common, so there is nothing to compare"
+            "these results have no pair, side of edgespec and prompts in common, so there is "
+            "nothing to compare"
         )
     # One prompt gives no interval, so it is no question that could be answered wrongly.
     asked = max(1, sum(len(logs) > 1 for *_, logs in found))
@@ -115,14 +121,30 @@ _Difference = tuple[str, str, str, str, float, Logs]
 
 def _differences(a: Results, b: Results) -> Iterator[_Difference]:
     for pair in (pair for pair in a.pairs if pair in b.pairs):
-        sides = [side for side in a.sides(pair) if side in b.sides(pair)]
-        for category in (*categories(a, pair), CONTEXT):
-            before, after = trials_of(a, pair, category), trials_of(b, pair, category)
+        sides = [
+            side
+            for side in a.sides(pair)
+            if side in b.sides(pair) and "/" not in side and (side != PLAIN or _same_machine(a, b))
+        ]
+        named = categories(a, pair) if _same_prompts(a, b, pair) else []
+        parts = [(name, trials_of(a, pair, name), trials_of(b, pair, name)) for name in named]
+        parts.append((LENGTHS, behind_texts(a, pair), behind_texts(b, pair)))
+        for category, before, after in parts:
             for side in sides:
                 for what, tolerance, logs in _measures(side):
                     change = _change(logs(before), logs(after))
                     if change:
                         yield pair, side, category, what, tolerance, change
+
+
+def _same_machine(a: Results, b: Results) -> bool:
+    return not a.runs or not b.runs or a.runs[-1].machine == b.runs[-1].machine
+
+
+def _same_prompts(a: Results, b: Results, pair: str) -> bool:
+    """Whether a prompt's name is the same text in both."""
+    one, two = (results.pairs[pair].settings.get("prompts_sha256") for results in (a, b))
+    return one == two
 
 
 def _measures(side: str) -> Iterator[tuple[str, float, Callable[[list[Trial]], Logs]]]:
@@ -131,16 +153,15 @@ def _measures(side: str) -> Iterator[tuple[str, float, Callable[[list[Trial]], L
         yield "tokens per second", PLAIN_TOLERANCE, _plain_speed
         return
     yield "speed against plain", TOLERANCE, lambda trials: speed_logs(trials, side)
-    if "/" not in side:
-        yield (
-            "promptness of the first token against plain",
-            PLAIN_TOLERANCE,
-            lambda trials: {key: -log for key, log in ttft_logs(trials, side).items()},
-        )
+    yield (
+        "promptness of the first token against plain",
+        PLAIN_TOLERANCE,
+        lambda trials: {key: -log for key, log in ttft_logs(trials, side).items()},
+    )
 
 
 def _plain_speed(trials: list[Trial]) -> Logs:
-    found: dict[tuple[str, int], list[float]] = {}
+    found: dict[Asked, list[float]] = {}
     for trial in trials:
         answer = trial.answer(PLAIN)
         if answer is not None and (seconds := answer.seconds_per_token):
@@ -171,11 +192,13 @@ def _notes(a: Results, b: Results) -> Iterator[str]:
         one, two = a.pairs[pair], b.pairs[pair]
         if one.target.get("sha256") != two.target.get("sha256"):
             yield f"note: the target of {pair} is another file in the second"
-        for key in one.settings.keys() & two.settings.keys():
+        for key in (key for key in one.settings if key in two.settings):
             if one.settings[key] != two.settings[key]:
                 yield f"note: {pair}: {key} was {one.settings[key]} and is {two.settings[key]}"
+        if not _same_prompts(a, b, pair):
+            yield f"note: {pair}: the prompts aren't the same, so answers to them aren't compared"
         lost = [side for side in a.sides(pair) if side not in b.sides(pair)]
         if lost:
             yield f"note: {pair}: {', '.join(lost)} was measured in the first file alone"
-    if a.runs and b.runs and a.runs[-1].machine != b.runs[-1].machine:
-        yield "note: these are two machines, so plain decoding's own speed says nothing of edgespec"
+    if not _same_machine(a, b):
+        yield "note: these are two machines, so plain decoding's own speed isn't compared"

@@ -6,8 +6,7 @@ caches are empty afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import perf_counter
 
 from edgespec.bench.record import Costs
@@ -24,27 +23,23 @@ def cost_curves(
     runtime: Runtime,
     pair: str,
     *,
+    known: Collection[tuple[str, str]] = (),
+    say: Callable[[str], None] = lambda _: None,
     sizes: Sequence[int] = SIZES,
     behind: int = BEHIND,
     turns: int = TURNS,
     clock: Callable[[], float] = perf_counter,
-) -> list[Costs]:
-    """The target's checks, and a step and short reads of each drafter that is a model."""
-    found = [
-        _curve(runtime.target.session, pair, runtime.target.name, "target", sizes, behind, turns,
-               clock)
-    ]  # fmt: skip
-    found += [
-        _curve(d.model.session, pair, d.model.name, "drafter", sizes[:2], behind, turns, clock)
-        for d in runtime.drafters.values()
-        if isinstance(d, ModelDrafter)
-    ]
-    return found
+) -> Iterator[Costs]:
+    """The target's checks, and a step and short reads of each drafter that is a model.
 
-
-def medians(costs: Costs) -> dict[int, float]:
-    """Seconds by tokens in a pass."""
-    return {int(size): median(seconds) for size, seconds in costs.seconds.items() if seconds}
+    `known` are models, each with its role, that were measured before.
+    """
+    drafters = [d.model for d in runtime.drafters.values() if isinstance(d, ModelDrafter)]
+    for model in (runtime.target, *drafters):
+        role, wanted = ("target", sizes) if model is runtime.target else ("drafter", sizes[:2])
+        if (model.name, role) not in known:
+            say(f"measuring what passes of {model.name} cost...")
+            yield _curve(model.session, pair, model.name, role, wanted, behind, turns, clock)
 
 
 def _curve(

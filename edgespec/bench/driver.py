@@ -6,6 +6,7 @@ file, another version, other settings) is refused by name before anything is mea
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -66,7 +67,6 @@ class Options:
     allow_cpu: bool = False
     peers: Sequence[tuple[Path, list[str] | None]] = ()
     environments: Path = Path("peers")
-    measure_again: bool = False
 
     @property
     def sampling(self) -> SamplingParams:
@@ -129,10 +129,9 @@ def run_pair(
                 peers={peer.name: peer.details for peer in peers},
             ),
         )
-        if not any(costs.pair == named.name for costs in writer.results.costs):
-            say("measuring what passes cost...")
-            for costs in cost_curves(runtime, named.name):
-                writer.append(costs)
+        known = {(c.model, c.role) for c in writer.results.costs if c.pair == named.name}
+        for costs in cost_curves(runtime, named.name, known=known, say=say):
+            writer.append(costs)
         measure(runtime, sides, plan, writer, progress)
 
 
@@ -175,7 +174,7 @@ def _open(
         gpu_layers=options.gpu_layers,
         device=options.device,
         allow_cpu=options.allow_cpu,
-        measure_again=options.measure_again,
+        measure_again=True,  # what earlier chats learnt is no part of this measurement
         report=lambda what: say(f"{what}..."),
     )
 
@@ -236,6 +235,7 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
         "gpu_layers": options.gpu_layers,
         "device": runtime.target.details.get("device"),
         "cpu": platform.cpu_name(),
+        **{name.lower(): os.environ.get(name) for name in platform.WAITING},
         **versions(),
         "code": code_hash(),
     }

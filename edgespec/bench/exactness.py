@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec.bench.sides import forget
 from edgespec.divergence import first_redrawn
-from edgespec.exactness import MOST_NOISE, NEAR_TIE, NOISE_SHARE
+from edgespec.exactness import common, near_tie
 from edgespec.generation import Result
 from edgespec.metrics import Counters
 from edgespec.runtime import Runtime
@@ -41,7 +41,7 @@ def difference(
     (None: it never would be), `noise` the largest change in a likeliest token's log-probability
     between single and batched passes. `explained` says whether rounding accounts for the gap.
     """
-    at = _common(plain, other)
+    at = common(plain, other)
     if at == len(plain) == len(other):
         return None
     found = {
@@ -53,8 +53,7 @@ def difference(
         return {**found, "gap": None, "noise": None, "explained": False}
     text = [*prompt, *plain[:at]]
     count = min(at + 1, len(text), _ROWS)
-    single = _rows(runtime, text, count, 1)
-    batched = [_rows(runtime, text, count, size) for size in _CHECKS]
+    single, *batched = _rows(runtime, text, count, (1, *_CHECKS))
     ends = sorted(runtime.target.tokenizer.stop_ids)
     ours, theirs = plain[at : at + 1] or ends, other[at : at + 1] or ends
     if sampling.greedy:
@@ -62,9 +61,8 @@ def difference(
     else:
         gap = _drawn_gap(runtime, text, ours, theirs, sampling)
     noise = max(_noise(single, rows) for rows in batched)
-    near = min(max(NEAR_TIE, NOISE_SHARE * noise), MOST_NOISE)
     known = gap if math.isfinite(gap) else None
-    return {**found, "gap": known, "noise": noise, "explained": gap <= near}
+    return {**found, "gap": known, "noise": noise, "explained": gap <= near_tie(noise)}
 
 
 def _drawn_gap(
@@ -85,21 +83,28 @@ def _drawn_gap(
     return min(gaps)
 
 
-def _rows(runtime: Runtime, text: Sequence[int], count: int, size: int) -> Logits:
-    """The logits (count, V) behind the last tokens of a text, which are fed `size` at a time."""
+def _rows(runtime: Runtime, text: Sequence[int], count: int, sizes: Sequence[int]) -> list[Logits]:
+    """The logits (count, V) behind the last tokens of a text, fed in turn by each of `sizes`.
+
+    What comes before them is read once.
+    """
     session, known = runtime.target.session, runtime.target.tokenizer.num_tokens
     begin = len(text) - count
-    rows = []
+    found = []
     forget(runtime)
     try:
         if begin:
             session.forward(text[:begin], 1)
-        for at in range(begin, len(text), size):
-            part = text[at : at + size]
-            rows.append(session.forward(part, len(part))[:, :known].copy())
+        for size in sizes:
+            rows = []
+            for at in range(begin, len(text), size):
+                part = text[at : at + size]
+                rows.append(session.forward(part, len(part))[:, :known].copy())
+            session.rollback(begin)
+            found.append(np.concatenate(rows))
     finally:
         forget(runtime)
-    return np.concatenate(rows)
+    return found
 
 
 def _gap(row: Logits, ours: Sequence[int], theirs: Sequence[int]) -> float:
@@ -117,8 +122,3 @@ def _noise(single: Logits, batched: Logits) -> float:
         for logits in (single, batched)
     )
     return float(np.abs(one - other).max())
-
-
-def _common(plain: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(plain, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))

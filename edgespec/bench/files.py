@@ -2,7 +2,8 @@
 
 Invariant: a line is a whole trial and is on the disk before the next one begins. So whatever kills
 a measurement costs the trial under way, and no pair of answers ever comes from two occasions. A
-torn last line is dropped; a damaged one before it is an error.
+torn last line of ours is dropped; a damaged one before it, or what never was ours, is an error and
+stays as it is. One process writes to a file at a time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any, Self
 
 from edgespec.bench.record import Answer, Costs, Pair, Record, Results, Run, Trial
 from edgespec.errors import ConfigError
+from edgespec.platform import lock_file
 
 FILE = "results.jsonl"
+_BEGIN = b'{"kind":"'
+"""What each line begins with."""
 _KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Run, Pair, Trial, Costs)}
 
 
@@ -54,7 +58,11 @@ class Writer:
     """Appends records to a folder's results, which may be there from before."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there, drop a torn last line; raises ConfigError, also for a full disk."""
+        """Read what is there, drop a torn last line.
+
+        Raises ConfigError for what isn't ours, for a file that another process writes to, and for a
+        disk that takes nothing.
+        """
         self.file = folder / FILE
         self.results = Results()
         self._run: Run | None = None
@@ -62,15 +70,32 @@ class Writer:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = self.file.open("a+b")
-            self._handle.seek(0)
-            data = self._handle.read()
-            whole = _whole(data)
-            for record in _records(data[:whole], self.file):
-                self.results.add(record)
-            self._handle.truncate(whole)
-            self._sync()
+            try:
+                self._take_up()
+            except BaseException:
+                self._handle.close()
+                raise
         except OSError as error:
             raise ConfigError(f"can't keep results in {folder}: {error.strerror}") from None
+
+    def _take_up(self) -> None:
+        if not lock_file(self._handle):
+            raise ConfigError(
+                f"another edgespec bench is writing to {self.file}: wait for it, or choose another "
+                "--out"
+            )
+        self._handle.seek(0)
+        data = self._handle.read()
+        whole = _whole(data)
+        for record in _records(data[:whole], self.file):
+            self.results.add(record)
+        if data[whole:][: len(_BEGIN)] != _BEGIN[: len(data) - whole]:
+            raise ConfigError(
+                f"{self.file} ends with something that edgespec bench didn't write: remove that, "
+                "or choose another --out"
+            )
+        self._handle.truncate(whole)
+        self._sync()
 
     def begin(self, run: Run) -> None:
         """Note a start of the benchmark, once it has something to write."""

@@ -16,8 +16,8 @@ from edgespec.errors import ConfigError
 
 _PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
 _AFTERWARDS = (
-    "commands", "exporters", "tui", "bench/charts.py", "bench/compare.py", "bench/report.py",
-    "bench/stats.py", "bench/summary.py", "bench/svg.py", "bench/table.py",
+    "commands", "exporters", "tui", "bench/beside.py", "bench/charts.py", "bench/compare.py",
+    "bench/report.py", "bench/stats.py", "bench/summary.py", "bench/svg.py", "bench/table.py",
 )  # fmt: skip
 """Parts of the package that run only after a measurement, or not at all."""
 

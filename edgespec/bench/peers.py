@@ -146,5 +146,7 @@ class PeerSide:
             rounds=reply.get("rounds"),
             drafted=reply.get("drafted"),
             accepted=reply.get("accepted"),
-            joules=None if joules is None or after is None else after - joules,
+            joules=None
+            if joules is None or after is None or reply.get("started")
+            else after - joules,
         )

@@ -20,6 +20,9 @@ BUILTIN = ("spec-bench", "human-eval")
 UNSORTED = "prompts"
 """The category of prompts whose file names none."""
 
+ALL = "all"
+"""All categories together, which no category may be called."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -79,6 +82,10 @@ def load(source: str) -> PromptSet:
         ) from None
     if not prompts:
         raise ConfigError(f"{source} holds no prompts")
+    if any(prompt.category == ALL for prompt in prompts):
+        raise ConfigError(
+            f"{source} has a category `{ALL}`, as all categories together are called: rename it"
+        )
     if len({prompt.name for prompt in prompts}) < len(prompts):
         raise ConfigError(f"{source} has two prompts with the same id")
     return PromptSet(source, hashlib.sha256(data).hexdigest(), tuple(prompts))

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from edgespec.bench.exactness import difference
 from edgespec.bench.files import Writer
 from edgespec.bench.prompts import Prompt, long_prompt
-from edgespec.bench.record import Answer, Trial
+from edgespec.bench.record import Answer, Key, Trial
 from edgespec.bench.sides import PLAIN, RuntimeSide, Side
 from edgespec.chat import Message
 from edgespec.errors import ConfigError
@@ -82,7 +82,7 @@ def measure(
     missing = [
         (place, task)
         for place, task in zip(places, tasks, strict=True)
-        if (plan.pair, task.name, task.turn, task.repeat) not in done
+        if (plan.pair, task.name, task.turn, task.repeat, task.context) not in done
     ]
     if not missing:
         return
@@ -91,22 +91,23 @@ def measure(
     for number, (place, task) in enumerate(missing):
         left = (clock() - began) / number * (len(missing) - number) if number else None
         progress(len(tasks) - len(missing) + number, len(tasks), task.category, left)
-        ids = _later_turn(runtime, plan, task, done) if task.turn else prepared[task.name]
+        first = prepared[task.name, task.context]
+        ids = _later_turn(runtime, plan, task, done) if task.turn else first
         trial = _trial(runtime, order(sides, place), plan, task, ids)
         writer.append(trial)
         done[trial.key] = trial
     progress(len(tasks), len(tasks), "", 0.0)
 
 
-def prepare(runtime: Runtime, plan: Plan) -> dict[str, list[int]]:
-    """The ids of each prompt's first turn and of each text length, by their names.
+def prepare(runtime: Runtime, plan: Plan) -> dict[tuple[str, int | None], list[int]]:
+    """The ids of each prompt's first turn and of each text length, by name and length.
 
     Raises ConfigError where one, with its answer, or with its later turns and theirs, is longer
     than the context.
     """
-    found: dict[str, list[int]] = {}
+    found: dict[tuple[str, int | None], list[int]] = {}
     for prompt in plan.prompts:
-        found[prompt.name] = _encode(runtime, [Message("user", prompt.turns[0])])
+        found[prompt.name, None] = _encode(runtime, [Message("user", prompt.turns[0])])
         turns = prompt.turns if plan.all_turns else prompt.turns[:1]
         messages = [
             message
@@ -127,8 +128,9 @@ def prepare(runtime: Runtime, plan: Plan) -> dict[str, list[int]]:
                 f"answer of {plan.max_tokens}: raise --ctx-size or leave that length out"
             )
     for context in plan.contexts:
-        name = f"{CONTEXT} {context}"
-        found[name] = long_prompt(lambda text: _encode(runtime, [Message("user", text)]), context)
+        found[f"{CONTEXT} {context}", context] = long_prompt(
+            lambda text: _encode(runtime, [Message("user", text)]), context
+        )
     return found
 
 
@@ -169,16 +171,14 @@ def _warm_up(runtime: Runtime, sides: Sequence[Side], plan: Plan) -> None:
         side.answer(ids, WARM_UP_TOKENS, plan.sampling)
 
 
-def _later_turn(
-    runtime: Runtime, plan: Plan, task: _Task, done: dict[tuple[str, str, int, int], Trial]
-) -> list[int]:
+def _later_turn(runtime: Runtime, plan: Plan, task: _Task, done: dict[Key, Trial]) -> list[int]:
     """The ids that every side is given; earlier turns were answered by plain decoding."""
     assert task.prompt is not None
     messages: list[Message] = []
     for turn, text in enumerate(task.prompt.turns[: task.turn + 1]):
         messages.append(Message("user", text))
         if turn < task.turn:
-            answer = done[plan.pair, task.name, turn, task.repeat].answer(PLAIN)
+            answer = done[plan.pair, task.name, turn, task.repeat, None].answer(PLAIN)
             messages.append(Message("assistant", answer.text if answer else ""))
     return _encode(runtime, messages)
 

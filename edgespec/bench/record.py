@@ -14,6 +14,9 @@ from edgespec.errors import ConfigError
 SCHEMA = 1
 _PROMPTS = ("prompts", "prompts_sha256")
 
+Key = tuple[str, str, int, int, int | None]
+"""A trial's pair, prompt, turn, repetition and text length: there is one trial of each."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -100,8 +103,8 @@ class Trial:
     context: int | None = None
 
     @property
-    def key(self) -> tuple[str, str, int, int]:
-        return (self.pair, self.prompt, self.turn, self.repeat)
+    def key(self) -> Key:
+        return (self.pair, self.prompt, self.turn, self.repeat, self.context)
 
     def answer(self, side: str) -> Answer | None:
         return next((answer for answer in self.answers if answer.side == side), None)

@@ -12,13 +12,16 @@ from importlib import resources
 from itertools import chain
 
 from edgespec.bench import charts
+from edgespec.bench.beside import at_best, beside, split_sides
+from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Pair, Results
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
-from edgespec.bench.summary import ALL, best_side, categories, contexts, row
-from edgespec.bench.table import GAP, HEAD, cells, split_sides, verdicts, wholes
+from edgespec.bench.summary import categories, contexts, row, trials_of
+from edgespec.bench.table import GAP, HEAD, cells, verdicts, wholes
 
+SHARED = "Where sides answered different prompts, those count that all of them answered."
 NOT_REPORTED = "Energy: this system doesn't report it, or lets only the superuser read it."
 
 
@@ -61,7 +64,7 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
         yield from _section(
             "Speed against plain decoding",
             "Tokens per second over plain's, decoding alone: the geometric mean over prompts, with "
-            "a 95% interval. To the right of 1 is faster.",
+            f"a 95% interval. To the right of 1 is faster. {SHARED}",
             _ratios(results, pair, sides),
         )
         yield from _section(
@@ -71,7 +74,7 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
         )
     yield from _costs(results, pair)
     yield from _split(results, pair, own)
-    yield from _lengths(results, pair, own)
+    yield from _lengths(results, pair, own, peers)
     yield from _peers(results, pair, sides, peers)
     yield from _energy(results, pair, results.sides(pair))
     yield from _details(results, pair)
@@ -81,9 +84,9 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
 def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
     """The outcome in a sentence or two."""
     sentences = []
-    last = categories(results, pair)[-1:] or [ALL]
+    last = categories(results, pair)[-1]
     for side in sides:
-        found = row(results, pair, side, last[0])
+        found = row(results, pair, side, last)
         if found is None or found.ratio is None or found.tokens_per_second is None:
             continue
         sentences.append(
@@ -100,21 +103,21 @@ def _sure(ratio: Interval) -> str:
 
 
 def _rated(results: Results, pair: str) -> bool:
-    return any(t.pair == pair and t.category != CONTEXT for t in results.trials)
+    return bool(trials_of(results, pair, ALL))
 
 
 def _section(heading: str, words: str, picture: str) -> Iterator[str]:
     yield f"<h3>{escape(heading)}</h3>"
     yield f'<p class="muted">{escape(words)}</p>'
-    yield f"<figure>{picture}</figure>"
+    yield f"<figure>{picture}</figure>" if picture else "<p>No prompt was answered by all.</p>"
 
 
 def _ratios(results: Results, pair: str, sides: Sequence[str]) -> str:
     rows = {
         category: {
             side: (found.ratio, charts.note(found.ratio, _speed(found.tokens_per_second)))
-            for side in sides
-            if (found := row(results, pair, side, category)) and found.ratio
+            for side, found in beside(results, pair, sides, category).items()
+            if found.ratio
         }
         for category in categories(results, pair)
     }
@@ -129,8 +132,8 @@ def _accepted(results: Results, pair: str, sides: Sequence[str]) -> str:
     rows = {
         category: {
             side: found.mean_accepted_length
-            for side in sides
-            if (found := row(results, pair, side, category)) and found.mean_accepted_length
+            for side, found in beside(results, pair, sides, category).items()
+            if found.mean_accepted_length
         }
         for category in categories(results, pair)
     }
@@ -151,11 +154,9 @@ def _costs(results: Results, pair: str) -> Iterator[str]:
 
 
 def _split(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
-    last = (categories(results, pair) or [ALL])[-1]
+    last = categories(results, pair)[-1]
     rows = {
-        side: found.split
-        for side in own
-        if (found := row(results, pair, side, last)) and found.split
+        side: found.split for side, found in beside(results, pair, own, last).items() if found.split
     }
     if rows:
         yield from _section(
@@ -166,28 +167,35 @@ def _split(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _lengths(results: Results, pair: str, own: Sequence[str]) -> Iterator[str]:
-    measured = contexts(results, pair)
+def _lengths(
+    results: Results, pair: str, own: Sequence[str], peers: dict[str, list[str]]
+) -> Iterator[str]:
+    found = {
+        n: at_best(results, pair, own, peers, CONTEXT, n) for n in contexts(results, pair)
+    }  # by length
+    names = dict.fromkeys(name for at in found.values() for name in at)
     rows = {
-        side: {
-            n: found.tokens_per_second
-            for n in measured
-            if (found := row(results, pair, side, CONTEXT, n)) and found.tokens_per_second
+        name: {
+            n: speed
+            for n, at in found.items()
+            if name in at and (speed := at[name][1].tokens_per_second)
         }
-        for side in own
+        for name in names
     }
     rows = {side: points for side, points in rows.items() if points}
     if rows:
+        best = " Each peer is shown at whichever of its settings was fastest at that length."
         yield from _section(
             "Speed over the length of the text",
-            "Decoding behind a text of so many tokens. Speculation should not lose with length.",
+            "Decoding behind a text of so many tokens. Speculation should not lose with length."
+            + best * bool(peers),
             charts.lengths(rows),
         )
         ratios = [
-            f"{side} at {n} tokens {found.ratio}"
-            for side in own
-            for n in measured
-            if (found := row(results, pair, side, CONTEXT, n)) and found.ratio
+            f"{found[n][name][0]} at {n} tokens {found[n][name][1].ratio}"
+            for name in names
+            for n in found
+            if name in found[n] and found[n][name][1].ratio
         ]
         yield f'<p class="muted">Times plain\'s speed: {escape("; ".join(ratios))}.</p>'
     else:
@@ -204,18 +212,15 @@ def _peers(
     rows: dict[str, dict[str, tuple[Interval, str]]] = {}
     for category in categories(results, pair):
         rows[category] = {}
-        ours = ((side, side) for side in sides)
-        theirs = ((f"{p}, best", best_side(results, pair, s, category)) for p, s in peers.items())
-        for name, side in chain(ours, theirs):
-            found = row(results, pair, side, category) if side else None
-            if side and found and found.ratio and found.tokens_per_second:
+        for name, (side, found) in at_best(results, pair, sides, peers, category).items():
+            if found.ratio and found.tokens_per_second:
                 speed = _speed(found.tokens_per_second)
                 note = f"{side.split('/')[1]}, {speed}" if "/" in side else speed
                 rows[category][name] = (found.ratio, charts.note(found.ratio, note))
     yield from _section(
         "Beside other programs",
         "Tokens per second over edgespec's plain decoding, answered in turn on each prompt. Each "
-        "peer is shown at whichever of its settings was fastest in the category.",
+        f"peer is shown at whichever of its settings was fastest in the category. {SHARED}",
         charts.intervals("speed beside other programs", rows, names, "edgespec, plain"),
     )
 
@@ -269,8 +274,9 @@ def _method() -> str:
         "<section>\n<h2>How this was measured</h2>\n"
         "<p>Batch 1. Each prompt was answered by every side in turn, from empty caches, in an "
         "order that changes from prompt to prompt. Speed is that of decoding: the first token "
-        "belongs to the prompt, and a drafter's own reading of the prompt counts as decoding. A "
-        "ratio is paired: both sides answered the same prompt one after the other. Intervals are "
+        "belongs to the prompt. edgespec's drafter reads the prompt behind the first token, which "
+        "counts as decoding; the drafters of other programs read it before, which doesn't. A ratio "
+        "is paired: both sides answered the same prompt one after the other. Intervals are "
         "Student's, over the logarithms of these ratios; they speak of prompts like these on this "
         f"machine; over one text length they are over its repetitions. In the tables, {GAP}; a "
         "star marks texts that part from plain's at a near-tie which rounding explains. "

@@ -67,9 +67,14 @@ def ratio_interval(logs: Sequence[float], level: float = LEVEL) -> Interval | No
     if len(logs) < 2:
         return Interval(math.exp(mean), None, None, len(logs), level)
     margin = t_quantile((1 + level) / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    return Interval(
-        math.exp(mean), math.exp(mean - margin), math.exp(mean + margin), len(logs), level
-    )
+    return Interval(math.exp(mean), _exp(mean - margin), _exp(mean + margin), len(logs), level)
+
+
+def _exp(log: float) -> float:
+    try:
+        return math.exp(log)
+    except OverflowError:  # two prompts at a level of 99.99% know nothing
+        return math.inf
 
 
 def t_cdf(t: float, freedom: int) -> float:

@@ -1,26 +1,28 @@
 """From trials to the figures of a table: by pair, side and category.
 
 Invariant: a ratio is taken within a trial, the repetitions of a prompt are one pair of their
-median, and the category of text lengths is no part of "all". A text length has no prompts to speak
-of: there each repetition is a pair.
+median, and text lengths are no part of "all". A text length has no prompts to speak of: there each
+repetition is a pair.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from edgespec.bench.protocol import CONTEXT
+from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, Spread, percentile, ratio_interval, spread
 
-ALL = "all"
-Logs = dict[tuple[str, int], float]
-"""The logarithm of a ratio for each turn of a prompt, or for each repetition of a text length."""
+Asked = tuple[str, int]
+"""A prompt and its turn, or a text length and its repetition."""
+
+Logs = dict[Asked, float]
+"""The logarithm of a ratio for each."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Split:
 class Row:
     """One side in one category. Rates and times are medians over answers, with quartiles.
 
-    `ratio` is tokens per second over plain's, `ttft_ratio` the time to the first token over
-    plain's. Gaps are times between two arrivals of text, a round's tokens arriving together.
+    `ratio` is tokens per second over plain's. Gaps are times between two arrivals of text, a
+    round's tokens arriving together.
     """
 
     pair: str
@@ -54,7 +56,6 @@ class Row:
     tokens_per_second: Spread | None
     ratio: Interval | None
     ttft: Spread | None
-    ttft_ratio: Interval | None
     gap_p50: float | None
     gap_p95: float | None
     mean_accepted_length: float | None
@@ -79,12 +80,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class Whole:
-    """All answers of a side from request to end, the reading of prompts included.
+    """A side's `answers` from request to end, the reading of prompts included.
 
     `ratio` is tokens per second over plain's; `mean_ratio` that of the means of each answer's
     tokens per second, as Spec-Bench takes it. None for plain itself.
     """
 
+    answers: int
     tokens_per_second: float
     ratio: float | None
     mean_ratio: float | None
@@ -92,27 +94,34 @@ class Whole:
 
 def categories(results: Results, pair: str) -> list[str]:
     """Those of a pair's prompts, as they came; "all" last where there are several."""
-    seen = list(dict.fromkeys(t.category for t in _trials(results, pair, ALL)))
+    seen = list(dict.fromkeys(t.category for t in trials_of(results, pair, ALL)))
     return [*seen, ALL] if len(seen) != 1 else seen
 
 
 def contexts(results: Results, pair: str) -> list[int]:
     """The text lengths that were measured."""
-    return sorted({t.context for t in results.trials if t.pair == pair and t.context is not None})
+    return sorted({t.context for t in behind_texts(results, pair) if t.context is not None})
 
 
 def row(
-    results: Results, pair: str, side: str, category: str, context: int | None = None
+    results: Results,
+    pair: str,
+    side: str,
+    category: str,
+    context: int | None = None,
+    within: Collection[Asked] | None = None,
 ) -> Row | None:
-    """The figures of a side; None where it answered nothing there."""
-    trials = _trials(results, pair, category, context)
+    """The figures of a side, of `within` alone where that is given; None where it answered nothing.
+
+    `context` is a text length, whose trials have no category of prompts.
+    """
+    asked = trials_of(results, pair, category, context)
+    trials = [t for t in asked if t.answer(side) and (within is None or pairing(t) in within)]
     answers = [answer for t in trials if (answer := t.answer(side)) is not None]
     if not answers:
         return None
     gaps = [gap for answer in answers for gap in _gaps(answer)]
-    tokens, joules = sum(len(a.tokens) for a in answers), [a.joules for a in answers]
     drafted = [a.drafted for a in answers if a.drafted is not None]
-    baseline = side != PLAIN
     return Row(
         pair=pair,
         side=side,
@@ -120,16 +129,15 @@ def row(
         prompts=len({t.prompt for t in trials}),
         answers=len(answers),
         tokens_per_second=spread([1 / s for a in answers if (s := a.seconds_per_token)]),
-        ratio=ratio_interval(list(speed_logs(trials, side).values())) if baseline else None,
+        ratio=ratio_interval(list(speed_logs(trials, side).values())) if side != PLAIN else None,
         ttft=spread([s for t in trials if (s := _ttft(t, side)) is not None]),
-        ttft_ratio=ratio_interval(list(ttft_logs(trials, side).values())) if baseline else None,
         gap_p50=percentile(gaps, 0.5) if gaps else None,
         gap_p95=percentile(gaps, 0.95) if gaps else None,
         mean_accepted_length=_accepted_length(answers),
         acceptance_rate=sum(a.accepted or 0 for a in answers) / sum(drafted)
         if sum(drafted)
         else None,
-        joules_per_token=sum(j for j in joules if j) / tokens if all(joules) and tokens else None,
+        joules_per_token=_joules(answers),
         split=_split(answers),
         texts=_texts(answers),
     )
@@ -148,7 +156,7 @@ def compares_texts(results: Results, pair: str) -> bool:
 
 def whole(results: Results, pair: str, side: str) -> Whole | None:
     """A side's answers to all prompts, beside plain's to the same; None where it gave none."""
-    trials = _trials(results, pair, ALL)
+    trials = trials_of(results, pair, ALL)
     both = [(t.answer(side), t.answer(PLAIN)) for t in trials]
     rates = [
         (one, two) for mine, base in both if (one := _rate(mine)) and (two := _rate(base))
@@ -159,9 +167,9 @@ def whole(results: Results, pair: str, side: str) -> Whole | None:
         sum(rate[i][0] for rate in rates) / sum(rate[i][1] for rate in rates) for i in (0, 1)
     )
     if side == PLAIN:
-        return Whole(mine, None, None)
+        return Whole(len(rates), mine, None, None)
     mean, base_mean = (sum(rate[i][0] / rate[i][1] for rate in rates) for i in (0, 1))
-    return Whole(mine, mine / base, mean / base_mean)
+    return Whole(len(rates), mine, mine / base, mean / base_mean)
 
 
 def speed_logs(trials: Iterable[Trial], side: str, base: str = PLAIN) -> Logs:
@@ -180,39 +188,32 @@ def against(
     results: Results, pair: str, side: str, base: str, category: str, level: float = LEVEL
 ) -> Interval | None:
     """Tokens per second of one side over another's, paired by prompt."""
-    trials = _trials(results, pair, category)
+    trials = trials_of(results, pair, category)
     return ratio_interval(list(speed_logs(trials, side, base).values()), level)
 
 
-def best_side(results: Results, pair: str, sides: Sequence[str], category: str) -> str | None:
-    """The fastest of several in a category, by its geometric mean against plain."""
-    found = {
-        side: interval.center
-        for side in sides
-        if (interval := against(results, pair, side, PLAIN, category)) is not None
-    }
-    return max(found, key=lambda side: found[side]) if found else None
-
-
-def trials_of(results: Results, pair: str, category: str) -> list[Trial]:
+def trials_of(
+    results: Results, pair: str, category: str, context: int | None = None
+) -> list[Trial]:
     """The trials behind a row."""
-    return _trials(results, pair, category)
-
-
-def _trials(results: Results, pair: str, category: str, context: int | None = None) -> list[Trial]:
+    if context is not None:
+        return [t for t in behind_texts(results, pair) if t.context == context]
     return [
         t
         for t in results.trials
-        if t.pair == pair
-        and (t.category == category or (category == ALL and t.category != CONTEXT))
-        and (context is None or t.context == context)
+        if t.pair == pair and t.context is None and category in (ALL, t.category)
     ]
+
+
+def behind_texts(results: Results, pair: str) -> list[Trial]:
+    """The trials of all text lengths."""
+    return [t for t in results.trials if t.pair == pair and t.context is not None]
 
 
 def _logs(
     trials: Iterable[Trial], side: str, base: str, seconds: Callable[[Answer], float | None]
 ) -> Logs:
-    found: dict[tuple[str, int], list[float]] = {}
+    found: dict[Asked, list[float]] = {}
     for t in trials:
         mine, other = t.answer(side), t.answer(base)
         if mine is None or other is None:
@@ -223,7 +224,7 @@ def _logs(
     return {key: median(logs) for key, logs in found.items()}
 
 
-def pairing(trial: Trial) -> tuple[str, int]:
+def pairing(trial: Trial) -> Asked:
     """What is one pair: the repetitions of a prompt's turn, but each repetition of a length."""
     return (trial.prompt, trial.turn if trial.context is None else trial.repeat)
 
@@ -246,6 +247,13 @@ def _rate(answer: Answer | None) -> tuple[int, float] | None:
     seconds = answer.ttft_seconds + answer.decode_seconds
     tokens = len(answer.tokens) + (answer.finish_reason == "end")
     return (tokens, seconds) if tokens and seconds else None
+
+
+def _joules(answers: Sequence[Answer]) -> float | None:
+    """A token's energy, of the answers whose energy was told."""
+    told = [(a.joules, len(a.tokens)) for a in answers if a.joules is not None]
+    tokens = sum(count for _, count in told)
+    return sum(joules for joules, _ in told) / tokens if tokens else None
 
 
 def _gaps(answer: Answer) -> list[float]:

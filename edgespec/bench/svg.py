@@ -18,8 +18,13 @@ PLAIN_SERIES = -1
 
 
 def colour(series: int) -> str:
-    """The class of a series; there are six colours, and one for plain decoding."""
-    return "s6" if series < 0 else f"s{series % 6}"
+    """The classes of a series: one of six colours, or plain decoding's.
+
+    Where they come again, marks are hollow and lines dashed, and the third time faint as well.
+    """
+    if series < 0:
+        return "s6"
+    return f"s{series % 6}" + ("", " again", " again third")[min(series // 6, 2)]
 
 
 def figure(height: float, label: str, parts: Iterable[str]) -> str:
@@ -67,7 +72,7 @@ def bar(x: float, y: float, width: float, height: float, kind: str, tip: str) ->
 
 
 def legend(names: Sequence[str], kinds: Sequence[str], y: float) -> list[str]:
-    """Names beside their colours, in a row."""
+    """A few short names beside their colours, in a row."""
     parts, x = [], 0.0
     for name, kind in zip(names, kinds, strict=True):
         parts.append(f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" rx="2" '

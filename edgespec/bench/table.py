@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgespec.bench.beside import best_side, split_sides
+from edgespec.bench.prompts import ALL
+from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
 from edgespec.bench.summary import (
-    ALL,
     Row,
     against,
-    best_side,
     categories,
     compares_texts,
     contexts,
@@ -93,17 +94,8 @@ def wholes(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
         )
         yield (
             f"{side}, reading of the prompts included: {found.tokens_per_second:.1f} tokens a "
-            f"second over all{ratios}"
+            f"second over {found.answers} answer{'s' * (found.answers > 1)}{ratios}"
         )
-
-
-def split_sides(sides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Our own sides, and each peer's."""
-    peers: dict[str, list[str]] = {}
-    for side in sides:
-        if "/" in side:
-            peers.setdefault(side.split("/")[0], []).append(side)
-    return [side for side in sides if "/" not in side], peers
 
 
 def cells(results: Results, pair: str, sides: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -146,7 +138,7 @@ def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]
     for side in sides:
         cells = [side]
         for context in measured:
-            found = row(results, pair, side, "context", context)
+            found = row(results, pair, side, CONTEXT, context)
             speed = found.tokens_per_second if found else None
             cells.append(_number(speed.median if speed else None, 1))
             if found and found.ratio:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgespec.errors import ConfigError, EdgespecError
-from edgespec.options import RULES, add_machine_options, count, positive
+from edgespec.options import RULES, add_machine_options, count, lookahead, number, positive
 
 if TYPE_CHECKING:
     from edgespec.bench.record import Results
@@ -75,7 +75,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
         "--tokens", type=positive, default=128, metavar="N", help="the longest answer (128)"
     )
     group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T",
+        "--temperature", type=number, default=0.0, metavar="T",
         help="0 takes the likeliest token; above, each answer is drawn with --seed (0)",
     )  # fmt: skip
     group.add_argument(
@@ -128,11 +128,14 @@ def _measure(args: argparse.Namespace) -> int:
     from edgespec.bench.files import Writer
     from edgespec.bench.progress import Progress
     from edgespec.console import say
+    from edgespec.sampling import SamplingParams
 
     if args.temperature and args.peer:
         raise ConfigError("peers are measured greedily: leave --temperature out")
     if args.rule and not args.temperature:
         raise ConfigError("--rule says how answers are drawn: it needs a --temperature above 0")
+    if args.temperature:
+        SamplingParams(temperature=args.temperature)  # says what is wrong before any download
     peers = [_peer(text) for text in args.peer]
     for script, _ in peers:
         if not script.is_file():
@@ -225,7 +228,7 @@ def _groups(text: str) -> list[tuple[str, ...]]:
 
 
 def _lookaheads(text: str) -> list[int | Literal["auto"]]:
-    return ["auto" if part.strip() == "auto" else count(part) for part in text.split(",")]
+    return [lookahead(part.strip()) for part in text.split(",")]
 
 
 def _lengths(text: str) -> list[int]:

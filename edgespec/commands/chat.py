@@ -8,18 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgespec.commands.shared import (
-    add_pair,
-    drafters,
-    introduction,
-    open_runtime,
-    pair_name,
-    sampling_params,
-)
+from edgespec.commands.shared import add_pair, drafters, introduction, pair_name
 from edgespec.options import add_answer_options, add_model_options
 
 if TYPE_CHECKING:
-    from edgespec.tui.messages import Preferences, Settings
+    from edgespec.tui.messages import Choice, Preferences, Settings
 
 _SETTINGS = {"ctx_size": "context_size"}  # options whose setting has another name
 
@@ -47,20 +40,39 @@ def run(defaults: Mapping[str, Any], args: argparse.Namespace) -> int:
     args = argparse.Namespace(**{**defaults, **given})
     reason = "" if args.lines else line_chat_reason(os.environ)
     if args.lines or reason:
-        return _lines(args, reason)
+        return _lines(args, given, reason)
     return _screen(args, given)
 
 
-def _lines(args: argparse.Namespace, reason: str) -> int:
+def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> int:
     import sys
 
     from edgespec.console import chat, say
+    from edgespec.runtime import Runtime
+    from edgespec.tui.settings_file import SettingsFile
 
+    file = SettingsFile()
+    choice = _choice(args, file.preferences())
+    saved = file.settings(choice.label)
+    settings = _settings(args, given, saved)
     if reason and sys.stdin.isatty():
         say(f"note: the chat is line by line, since {reason}")
-    with open_runtime(args) as runtime:
+    with Runtime.open(
+        choice.pair,
+        target=choice.target,
+        drafters=None if settings.drafters is None else list(settings.drafters),
+        lookahead=settings.lookahead,
+        context_size=settings.context_size,
+        threads=settings.threads,
+        gpu_layers=settings.gpu_layers,
+        device=args.device,
+        allow_cpu=args.allow_cpu,
+        report=lambda what: say(f"{what}..."),
+    ) as runtime:
         say(*introduction(runtime))
-        return chat(runtime, sampling_params(args), system=args.system, max_tokens=args.max_tokens)
+        if saved != type(saved)():
+            say(f"note: the settings saved for {choice.label} are used; /set lists them")
+        return chat(runtime, settings, choice.label)
 
 
 def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
@@ -68,15 +80,12 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     from edgespec.tui.bridge import Bridge
     from edgespec.tui.conversing import Stores
     from edgespec.tui.history import History
-    from edgespec.tui.messages import Choice
     from edgespec.tui.settings_file import SettingsFile
 
     file = SettingsFile()
     stores = Stores(History(), file)
     preferences = file.preferences()
-    choice = Choice(pair_name(args), args.target)
-    if choice.pair is None and choice.target is None:
-        choice = Choice(_usual_pair(preferences))
+    choice = _choice(args, preferences)
 
     def settings(label: str) -> Settings:
         """Saved ones are for the pair they were saved for; the command line is for all."""
@@ -86,13 +95,17 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     return run(ChatApp(bridge, choice, settings, stores, preferences))
 
 
-def _usual_pair(preferences: Preferences) -> str:
-    """The pair that was chosen last, or the default one."""
+def _choice(args: argparse.Namespace, preferences: Preferences) -> Choice:
+    """What was named; else the pair that was chosen last, or the default one."""
     from edgespec.registry import load_registry
+    from edgespec.tui.messages import Choice
 
+    choice = Choice(pair_name(args), args.target)
+    if choice.pair is not None or choice.target is not None:
+        return choice
     registry = load_registry()
     last = preferences.last_pair
-    return last if last in registry.pairs else registry.default.name
+    return Choice(last if last in registry.pairs else registry.default.name)
 
 
 def _settings(args: argparse.Namespace, given: Mapping[str, Any], saved: Settings) -> Settings:

@@ -29,7 +29,8 @@ def refuse(name: str, *, measured: bool) -> None:
 def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]]) -> str:
     """Register the target with the best of what was tried; a sentence that says what was done."""
     from edgespec.exporters.register import pair_entry, register
-    from edgespec.trial import PAYS, ranked
+    from edgespec.trial import ranked
+    from edgespec.tune import PAYS
 
     first = ranked([trial for trial, _ in tried])[0]
     if first.choice.gain < PAYS:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ConfigError, ModelError
+from edgespec.registry import size_on_disk
 
 if TYPE_CHECKING:
     from edgespec.exporters.draft import Source, Variant
@@ -55,12 +56,6 @@ class Choice:
         layers = self.layers and self.layers.replace(":", "").replace(",", "_").replace(" ", "")
         vocab = self.vocab and f"v{self.vocab}"
         return "-".join(part for part in (layers, vocab, self.quant) if part)
-
-
-def _nbytes(path: Path) -> int:
-    """Bytes of a model, which may be a folder."""
-    files = path.iterdir() if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def pieces(paths: Sequence[Path]) -> Iterator[str]:
@@ -145,7 +140,7 @@ class Sample:
             if not model.session.can_rollback:
                 raise ModelError(f"{name} can't draft, since it can't take back a guess")
             return tried(
-                name, _nbytes(path), runtime.target.session, model.session, self._texts,
+                name, size_on_disk(path), runtime.target.session, model.session, self._texts,
                 runtime.target.tokenizer.num_tokens,
             )  # fmt: skip
         finally:
@@ -159,7 +154,7 @@ class Sample:
         if number not in self._blocks:
             tokens = self._sample()[:_ABLATION_TOKENS]
             stage = "finding out what each block does"
-            done, size = 0, _nbytes(self._source.path)  # each try reads the weights
+            done, size = 0, size_on_disk(self._source.path)  # each try reads the weights
             with shown() as report:
                 report(stage)
                 ablation = self._source.ablation(tokens, self._args.threads or None)

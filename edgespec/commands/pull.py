@@ -20,10 +20,9 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.registry import load_registry
 
     registry = load_registry()
-    specs = (
-        (registry.models[args.name],) if args.name in registry.models
-        else registry.pair(args.name).models
-    )  # fmt: skip
+    # A pair and its target may have one name: the pair is meant, with all that it needs.
+    alone = args.name in registry.models and args.name not in registry.pairs
+    specs = (registry.models[args.name],) if alone else registry.pair(args.name).models
     for spec in specs:
-        print(fetch(spec))
+        print(fetch(spec), flush=True)
     return 0

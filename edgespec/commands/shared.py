@@ -85,12 +85,19 @@ def drafters(args: argparse.Namespace) -> list[str] | None:
 def introduction(runtime: Runtime) -> list[str]:
     """What runs where, and what the person should know about it."""
     target = runtime.target
-    drafts = ", ".join(runtime.drafters) or "none"
     where = target.details.get("device", "unknown device")
+    drafts = ", ".join(_with_device(runtime, name, where) for name in runtime.drafters) or "none"
     return [
         f"{target.name} on {where}, drafters: {drafts}, context {runtime.context_size} tokens",
         *(f"note: {note}" for note in runtime.notes),
     ]
+
+
+def _with_device(runtime: Runtime, drafter: str, usual: str) -> str:
+    """A drafter's name, and what it runs on where that isn't the target's device."""
+    model = getattr(runtime.drafters[drafter], "model", None)
+    where = model.details.get("device", usual) if model is not None else usual
+    return drafter if where == usual else f"{drafter} (on {where})"
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.set_defaults(command=run)
     add_model_options(parser)
-    add_answer_options(parser, max_tokens=64)
+    add_answer_options(parser, max_tokens=64, system=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -60,6 +60,7 @@ ONNX = {
     "grown, bfloat16, merged": {"cache": "bfloat16", "merged": True},
     "chooses rows": {"attention": "gqa", "positions": False, "rows": "logits_rows"},
     "last row alone": {"last_row": True},
+    "last row alone, no mask": {"last_row": True, "mask": False},
 }
 
 

@@ -5,6 +5,7 @@ Invariant: it is dismissed with a choice only when all of the pair's models are 
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -116,6 +117,7 @@ class PairPicker(Sheet[Choice | None]):
 
     def _fail(self, sentence: str) -> None:
         self._pairs = []
+        self._rows.empty = "The pairs can't be listed"
         self._rows.show([])
         self._detail.update(Content.styled(shown(sentence), "$text-error"))
 
@@ -225,22 +227,23 @@ class PairPicker(Sheet[Choice | None]):
             if answer is None or self._files is None:
                 return
             text = answer
-            try:
-                path = check_file(text)
-                self._files.add_file(path)
+            try:  # elsewhere: a disk may be slow, and another window may be saving
+                path = await to_thread(check_file, text)
+                await to_thread(self._files.add_file, path)
             except EdgespecError as error:
                 self.notify(shown(str(error)), severity="error", markup=False)
             else:
                 self._load(Choice(target=path))
                 return
 
-    def action_remove(self) -> None:
+    @work
+    async def action_remove(self) -> None:
         """Take a file from the list; it stays on the disk."""
         info = self._under_cursor
         if self._files is None or info is None or not info.added:
             return
         try:
-            self._files.remove_file(info.choice.target or "")
+            await to_thread(self._files.remove_file, info.choice.target or "")
         except EdgespecError as error:
             self.notify(shown(str(error)), severity="error", markup=False)
         self._load(self._current)

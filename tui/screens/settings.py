@@ -127,7 +127,7 @@ class SettingsScreen(Sheet[Settings | None]):
     def __init__(self, settings: Settings, name: str) -> None:
         """`name` is the pair's."""
         super().__init__()
-        self._settings, self._pair = settings, name
+        self._settings, self._pair = settings, name  # those that the fields were filled with
         values = {field.key: as_text(settings, field.key) for field in FIELDS}
         self._rows = {
             field.key: FieldRow(field, values[field.key])
@@ -135,6 +135,7 @@ class SettingsScreen(Sheet[Settings | None]):
             if field.key != "system"
         }
         self._system = TextArea(settings.system, compact=True, id="system")
+        self._filled()
         self._told = Static(classes="told")
         self._problems: dict[str, str] = {}
         self._preset: str | None = None
@@ -171,21 +172,30 @@ class SettingsScreen(Sheet[Settings | None]):
     def _value(self, key: str) -> str:
         return self._system.text if key == "system" else self._rows[key].input.value
 
+    def _filled(self) -> None:
+        """Note what the fields say now: one that says it still stands for the value it had."""
+        self._texts = {field.key: self._value(field.key) for field in FIELDS}
+
     def _read(self) -> tuple[Settings, dict[str, str]]:
         """The settings of all fields that can be used, and what is wrong with the others."""
-        settings, problems = Settings(), {}
+        settings, problems = self._settings, {}
         for field in FIELDS:
+            text = self._value(field.key)
+            if text == self._texts[field.key]:
+                continue
             try:
-                settings = with_text(settings, field.key, self._value(field.key))
+                settings = with_text(settings, field.key, text)
             except ConfigError as error:
                 problems[field.key] = str(error)
         return settings, problems
 
     def _write(self, settings: Settings) -> None:
+        self._settings = settings
         for key, field_row in self._rows.items():
             field_row.input.value = as_text(settings, key)
         if self._system.text != settings.system:
             self._system.text = settings.system
+        self._filled()
 
     def _check(self) -> None:
         """Mark what can't be used, and the preset that this is."""

@@ -16,11 +16,16 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 _CONTROL = re.compile(
-    "(?:\x1b\\[|\x9b)[0-9;?]*[ -/]*[@-~]"
-    "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"
+    "\x1b\\[[0-9;?]*[ -/]*[@-~]"
+    "|\x9b[0-9;?]+[ -/]*[@-~]"
+    "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c\x9d\n]*(?:\x07|\x1b\\\\|\x9c)"
     "|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-"""Escape sequences whole, then single control characters; line feeds and tabs stay."""
+"""Escape sequences whole, then single control characters; line feeds and tabs stay.
+
+U+009B and U+009D are quotation marks too, in text that was decoded wrongly: alone, or without the
+end of a sequence in their line, they begin none.
+"""
 
 
 IDLE = "Write a message. Enter sends, Ctrl+J begins a line, / lists commands."
@@ -41,6 +46,8 @@ class Composer(TextArea):
 
     menu = False
     """Whether there is a menu that up and down are for."""
+    sending = 0
+    """Messages that were sent and aren't handled yet."""
 
     @dataclass
     class Sent(Message):
@@ -68,6 +75,7 @@ class Composer(TextArea):
         """Hand out what is written, if anything is; what is typed next is a new message."""
         text = self.text
         if text.strip():
+            self.sending += 1
             self.post_message(self.Sent(text))
             self.load_text("")
 
@@ -115,6 +123,11 @@ class Composer(TextArea):
         if result := self._replace_via_keyboard(_CONTROL.sub("", text), *self.selection):
             self.move_cursor(result.end_location)
             self.focus()
+
+    def action_paste(self) -> None:
+        """Paste what was copied here last; nothing is no reason to delete what is selected."""
+        if self.app.clipboard:
+            self.paste(self.app.clipboard)
 
     async def _on_key(self, event: events.Key) -> None:
         # No bindings: those of priority are obeyed before the letters typed just ahead of them.

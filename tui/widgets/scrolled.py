@@ -94,14 +94,12 @@ class Scrolled(ScrollView):
         return dropped
 
     def lay_out_again(self) -> None:
-        """Every item looks different now; the same one stays at the top, or the end in sight."""
-        document = self.document
-        first = document.at(int(self.scroll_y))
-        for item in document.items:
+        """Every item looks different now; about the same text stays at the top, or the end."""
+        place = self._reading()
+        for item in self.document.items:
             item.changed()
-        document.set_width(document.width)
-        if first >= 0 and not self._following:
-            self._place(document.top(first))
+        self.document.set_width(self.document.width)
+        self._read_on(*place)
         self._update()
 
     def follow(self) -> None:
@@ -114,16 +112,9 @@ class Scrolled(ScrollView):
         self.query_text = text
         self.refresh()
 
-    def go_to(self, index: int, text: str = "") -> None:
-        """Bring an item into view, at the first line with `text` if it has one."""
+    def go_to(self, index: int, inside: int = 0) -> None:
+        """Bring an item into view, at one of its lines."""
         self._following = False
-        item = self.document.items[index]
-        lines = item.lines(self.document.width)
-        needle = text.casefold()
-        inside = next(
-            (n for n, line in enumerate(lines) if needle and needle in line.text.plain.casefold()),
-            0,
-        )
         for _ in range(3):  # items above it are laid out on the way
             self._place(self.document.top(index) + inside - self.size.height // 3)
             self.document.settle(int(self.scroll_y), self.size.height)
@@ -136,6 +127,22 @@ class Scrolled(ScrollView):
         return self._following
 
     # -------------------------------------------------------------------------------- scrolling
+
+    def _reading(self) -> tuple[int, float]:
+        """The item at the top (-1: none), and the share of it that is above."""
+        document, line = self.document, int(self.scroll_y)
+        first = document.at(line)
+        if first < 0:
+            return first, 0.0
+        top = document.top(first)
+        return first, (line - top) / max(1, document.top(first + 1) - top)
+
+    def _read_on(self, first: int, share: float) -> None:
+        """Bring that place to the top again, unless the end is followed."""
+        if first >= 0 and not self._following:
+            document = self.document
+            lines = len(document.items[first].lines(document.width))
+            self._place(document.top(first) + round(share * lines))
 
     def _update(self) -> None:
         """Make view and scrollbar agree with the document, without a layout of the screen."""
@@ -180,15 +187,13 @@ class Scrolled(ScrollView):
             self._place(int(new_value) + moved)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Lay out for the new width; the same text stays at the top, or the end in sight."""
+        """Lay out for the new width; about the same text stays at the top, or the end."""
         width = max(10, min(WIDEST, event.size.width - 2))
         document = self.document
         if width != document.width:
-            first = document.at(int(self.scroll_y))
-            inside = int(self.scroll_y) - document.top(first) if first >= 0 else 0
+            place = self._reading()
             document.set_width(width)
-            if first >= 0 and not self._following:
-                self._place(document.top(first) + inside)
+            self._read_on(*place)
         self._update()
 
     def action_page_up(self) -> None:

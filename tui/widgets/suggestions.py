@@ -19,7 +19,7 @@ _MOST = 8
 
 
 class Suggestions(Board):
-    """A few lines, one of them marked."""
+    """A few lines, one of them marked. `moved`: the person chose which."""
 
     @dataclass
     class Clicked(Message):
@@ -31,6 +31,7 @@ class Suggestions(Board):
         super().__init__()
         self._lines: Sequence[str] = ()
         self._at = 0
+        self.moved = False
         self.display = False
 
     @property
@@ -42,7 +43,7 @@ class Suggestions(Board):
         """Show these; none hides it."""
         if lines == self._lines:
             return
-        self._lines, self._at = lines, 0
+        self._lines, self._at, self.moved = lines, 0, False
         self.display = bool(lines)
         self.styles.height = min(_MOST, len(lines)) or 1
         self.changed()
@@ -51,6 +52,7 @@ class Suggestions(Board):
         """Mark another."""
         if self._lines:
             self._at = (self._at + step) % len(self._lines)
+            self.moved = True
             self.changed()
 
     def on_click(self, event: events.Click) -> None:

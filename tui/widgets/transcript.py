@@ -88,7 +88,8 @@ class Transcript(Scrolled, can_focus=True):
 
     def forget_cursor(self) -> None:
         """See `Scrolled.forget_cursor`."""
-        self._cursor = None
+        if self._cursor is not None:
+            self._point(None)
 
     # ---------------------------------------------------------------------------------- drawing
 

@@ -1,0 +1,76 @@
+"""llama.cpp's server of your own build: LLAMA_SERVER is its path, else the one on PATH.
+
+The wheel that llama_server.py measures is built for many machines at once; one built here has this
+machine's instructions, as edgespec's llama.cpp has. The same settings, asked in the same way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import time
+from urllib.request import urlopen
+
+from common import Request, main
+from llama_server import Server, Servers, speculation
+
+PATIENCE = 600.0  # seconds until a server has loaded
+
+
+def load(request: Request) -> Servers | Server:
+    """All settings, or in a process below that, the one that it is for."""
+    if request.get("alone"):
+        return Server(request, Running)
+    said = subprocess.run([_binary(), "--version"], capture_output=True, text=True, check=True)
+    version = (said.stdout + said.stderr).strip().splitlines()[-2:]
+    return Servers(request, {"versions": {"llama-server": ", ".join(version)}})
+
+
+class Running:
+    """A server on a port of its own; it ends with this process."""
+
+    def __init__(self, request: Request, setting: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.listening_address = f"http://127.0.0.1:{port}"
+        threads = str(request["threads"])
+        command = [
+            _binary(), "--model", request["target"], "--ctx-size", str(request["context"]),
+            "--parallel", "1", "--port", str(port), "--cache-ram", "0", "--no-ui",
+            "--threads", threads, "--threads-batch", threads, "--log-verbosity", "1",
+        ]  # fmt: skip
+        kinds, width = speculation(setting)
+        if kinds:
+            command += ["--spec-type", ",".join(kinds)]
+        if width:
+            command += ["--spec-draft-model", request["drafters"][0]]
+            command += ["--spec-draft-n-max", str(width)]
+            command += ["--spec-draft-threads", threads, "--spec-draft-threads-batch", threads]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        atexit.register(self._process.kill)
+        until = time.monotonic() + PATIENCE
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{command[0]} didn't start for {setting}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(self.listening_address + "/health") as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+
+def _binary() -> str:
+    found = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
+    if not found:
+        raise RuntimeError("set LLAMA_SERVER to the path of llama-server")
+    return found
+
+
+if __name__ == "__main__":
+    main([], load)

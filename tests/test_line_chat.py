@@ -1,0 +1,140 @@
+"""The line chat: the settings it starts with, its commands, and what it writes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tui_fakes import Clock, FakeRuntime, Script
+
+from edgespec import Runtime, cli
+from edgespec.errors import ModelError
+from edgespec.tui.messages import Preferences, Settings
+from edgespec.tui.settings_file import SettingsFile
+
+
+class Opened(FakeRuntime):
+    """A runtime from a script, as `Runtime.open` gives one."""
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Said:
+    """What came of a chat."""
+
+    def __init__(self, runtime: Opened, options: dict[str, Any], code: int, err: str) -> None:
+        self.runtime, self.options, self.code, self.err = runtime, options, code, err
+        self.asked = [[message.content for message in asked] for asked in runtime.asked]
+
+
+Chat = Callable[..., Said]
+
+
+@pytest.fixture
+def chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Chat:
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *args: str, script: Script | None = None) -> Said:
+        runtime, options = Opened(script or Script(answers=["An answer."]), Clock()), {}
+
+        def opener(pair: str | None = None, **given: Any) -> Opened:
+            options.update(given, pair=pair)
+            return runtime
+
+        monkeypatch.setattr(Runtime, "open", opener)
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        code = cli.main(["chat", *args])
+        return Said(runtime, options, code, capsys.readouterr().err)
+
+    return run
+
+
+def test_saved_settings_hold_and_the_command_line_comes_first(chat: Chat, tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "config" / "settings.toml")
+    saved = Settings(system="Be short.", temperature=0.25, top_k=3, max_tokens=9, context_size=512,
+                     drafters=("lookup",), lookahead=2, threads=1)  # fmt: skip
+    file.save_settings("a.gguf", saved)
+    said = chat("hi\n", "--target", "/x/a.gguf", "--top-k", "7", "--no-draft")
+    assert said.asked == [["Be short.", "hi"]]
+    (options,) = said.runtime.options
+    assert (options["max_tokens"], options["sampling"].temperature) == (9, 0.25)
+    assert options["sampling"].top_k == 7
+    opened = {key: said.options[key] for key in ("context_size", "lookahead", "threads", "target")}
+    assert opened == {"context_size": 512, "lookahead": 2, "threads": 1, "target": "/x/a.gguf"}
+    assert said.options["drafters"] == []
+    assert "the settings saved for a.gguf are used" in said.err
+    other = chat("hi\n", "--target", "/x/b.gguf", "--system", "Sing.")
+    assert other.asked == [["Sing.", "hi"]] and "saved" not in other.err
+
+
+def test_the_pair_that_was_chosen_last_is_loaded_unless_one_is_named(
+    chat: Chat, tmp_path: Path
+) -> None:
+    assert chat("").options["pair"] == "smollm2"
+    file = SettingsFile(tmp_path / "config" / "settings.toml")
+    file.save_preferences(Preferences(last_pair="qwen3-4b"))
+    assert chat("").options["pair"] == "qwen3-4b"
+    assert chat("", "smollm2").options["pair"] == "smollm2"
+    assert chat("", "--target", "x.gguf").options["pair"] is None
+
+
+def test_a_damaged_settings_file_is_told(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text("pairs = 5\n", "utf-8")
+    said = chat("hi\n")
+    assert said.code == 1 and "line 1" in said.err and not said.asked
+
+
+def test_a_space_before_a_slash_makes_a_message(chat: Chat) -> None:
+    said = chat("/etc is what?\n /etc is what?\n /quit\n/usr/bin\n  indented\n")
+    assert [asked[-1] for asked in said.asked] == [
+        "/etc is what?", "/quit", "/usr/bin", "  indented",
+    ]  # fmt: skip
+    assert said.err.count("There is no /etc here") == 1
+    assert "a space before it" in said.err
+
+
+def test_settings_are_changed_and_listed(chat: Chat) -> None:
+    said = chat(
+        "one\n/set temperature 0.5\ntwo\n/set top-k=3\nthree\n/set system = a=b\nfour\n"
+        "/set temprature 1\n/set seed -1\n/set context_size 512\n/set\nfive\n"
+    )
+    temperatures = [options["sampling"].temperature for options in said.runtime.options]
+    assert temperatures == [0.7, 0.5, 0.5, 0.5, 0.5]
+    assert said.runtime.options[2]["sampling"].top_k == 3
+    assert said.asked[2:] == [["three"], ["a=b", "four"], ["a=b", "five"]]
+    for words in ("did you mean temperature", "0 or more", "counts when a model is loaded"):
+        assert words in said.err
+    assert "temperature = 0.5\n" in said.err and "context_size = \n" in said.err
+    assert "/set NAME VALUE" in chat("/help\n").err
+
+
+def test_a_conversation_is_written_to_a_file(chat: Chat, tmp_path: Path) -> None:
+    said = chat(
+        "/export\nWhy is it?\n/export\n/export json\n/export mine.json\n/export mine.json\n"
+        "/export x.doc\n/clear\nnew\n/export new.json\n",
+        "--target", "/x/a.gguf", "--system", "Sing.",
+        script=Script(answers=["Because.", ModelError("no"), "Yes."]),
+    )  # fmt: skip
+    assert "nothing to export" in said.err and f"Written to {tmp_path / 'mine.json'}" in said.err
+    assert "is there already" in said.err and ".md or .json" in said.err
+    assert "Because." in (tmp_path / "Why-is-it.md").read_text("utf-8")
+    assert (tmp_path / "Why-is-it.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+    kept = json.loads((tmp_path / "mine.json").read_text("utf-8"))
+    assert kept["system"] == "Sing."
+    (turn,) = kept["turns"]
+    assert (turn["question"], turn["answer"], turn["pair"]) == ("Why is it?", "Because.", "a.gguf")
+    assert turn["figures"]["tokens"] == 1 and turn["asked_at"]
+    assert "edgespec: no" in said.err
+    assert not (tmp_path / "new.json").exists(), "what failed is no turn"
