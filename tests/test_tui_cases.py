@@ -376,6 +376,7 @@ def test_a_question_waits_for_a_pair_chosen_during_an_answer() -> None:
         await until(lambda: answers(s.app)[-1].text != "", pilot)
         await say(pilot, "two")
         s.opening.clear()
+        asked = s.app.choice.label
         s.app._choose(Choice("other"))
         await pilot.press("enter")  # the question that came back
         await until(lambda: s.app.talk.running is None, pilot)
@@ -386,6 +387,8 @@ def test_a_question_waits_for_a_pair_chosen_during_an_answer() -> None:
         s.runtime.free()
         await settled(pilot)
         assert [t.question for t in s.app.talk.turns] == ["one", "two"]
+        first, second = (turn.pair for turn in s.app.talk.turns)
+        assert (first, second) == (asked, "other") and asked != "other"  # each under who was asked
         assert s.runtimes[1].asked and len(s.runtimes[0].asked) == 1
 
     drive(stage(held=True), body)

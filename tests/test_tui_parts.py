@@ -281,14 +281,14 @@ def test_pieces_say_what_their_chunk_says(chunk: Any, texts: list[str]) -> None:
 
 def test_a_talk_numbers_its_turns_and_keeps_the_old_one_when_nothing_comes() -> None:
     talk = Talk()
-    ask = talk.ask("q", Settings())
+    ask = talk.ask("q", Settings(), pair="mine")
     assert talk.is_running(ask.turn) and not talk.is_running(ask.turn - 1)
-    talk.end(Finished(ask.turn, "a", "end", Figures(ask.turn)), "pair")
+    talk.end(Finished(ask.turn, "a", "end", Figures(ask.turn)))
     talk.restart(talk.turns)
     again = talk.ask("q", Settings(), index=0)
     assert again.turn > ask.turn and again.history == ()
-    assert talk.end(Failed(again.turn, "no"), "pair") is None
-    assert talk.turns[0].answer == "a"
+    assert talk.end(Failed(again.turn, "no")) is None
+    assert (talk.turns[0].answer, talk.turns[0].pair) == ("a", "mine")
     more = talk.ask("q2", Settings())
     assert more.history == (("q", "a"),)
 

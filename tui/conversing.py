@@ -255,6 +255,7 @@ class Conversing(Showing):
             more=more,
             probabilities=self.preferences.tokens,
             now=self._wall_clock(),
+            pair=self.choice.label,
         )
         place = self.talk.running.index if self.talk.running is not None else 0
         self._answer = answer = items.Answer(ask.answer, place)
@@ -295,7 +296,7 @@ class Conversing(Showing):
         assert answer is not None
         running = self.talk.running
         assert running is not None
-        turn = self.talk.end(event, self.choice.label, answer.text)
+        turn = self.talk.end(event, answer.text)
         replaced, self._answer, self._replaced = self._replaced, None, []
         self.composer.placeholder = IDLE
         if not self._loading:
@@ -322,9 +323,7 @@ class Conversing(Showing):
             return
         if answer.text != running.before:
             figures = self._figured or Figures(running.number)
-            turn = self.talk.end(
-                Finished(running.number, answer.text, "cancelled", figures), self.choice.label
-            )
+            turn = self.talk.end(Finished(running.number, answer.text, "cancelled", figures))
             if turn is not None:
                 self._save(running.index, turn)
         self.talk.running = self._answer = None

@@ -14,13 +14,16 @@ from edgespec.tui.messages import Ask, Failed, Finished, Settings, Turn
 
 @dataclass(frozen=True)
 class Running:
-    """The turn under way: its number, its place among the turns, and what was there before it."""
+    """The turn under way: its number, its place among the turns, what was there before it, and the
+    pair that was asked.
+    """
 
     number: int
     index: int
     question: str
     before: str
     asked_at: float
+    pair: str = ""
 
 
 class Talk:
@@ -47,13 +50,14 @@ class Talk:
         more: bool = False,
         probabilities: bool = False,
         now: float = 0.0,
+        pair: str = "",
     ) -> Ask:
         """A question as turn `index` (None: a new one); `more` goes on with the answer there."""
         assert self.running is None
         index = len(self.turns) if index is None else index
         before = self.turns[index].answer if more else ""
         self._number += 1
-        self.running = Running(self._number, index, question, before, now)
+        self.running = Running(self._number, index, question, before, now, pair)
         history = tuple((t.question, t.answer) for t in self.turns[:index] if t.answer)
         return Ask(self._number, history, question, settings, before, probabilities)
 
@@ -61,7 +65,7 @@ class Talk:
         """Whether events of this turn number are still of interest."""
         return self.running is not None and self.running.number == number
 
-    def end(self, event: Finished | Failed, pair: str, came: str = "") -> Turn | None:
+    def end(self, event: Finished | Failed, came: str = "") -> Turn | None:
         """The turn under way is over: what it came to, in its place.
 
         came: the text so far, which is the answer where it failed in the middle.
@@ -69,7 +73,7 @@ class Talk:
         """
         running = self.running
         assert running is not None
-        turn = Turn(running.question, pair=pair, asked_at=running.asked_at)
+        turn = Turn(running.question, pair=running.pair, asked_at=running.asked_at)
         if isinstance(event, Failed):
             turn = replace(turn, answer=came or running.before, error=event.error)
         else:
