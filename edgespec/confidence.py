@@ -27,7 +27,6 @@ GAP_PRIOR = (0.35, 0.42, 0.5, 0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.98)
 SIGNAL_PRIOR = (0.33, 0.35, 0.48, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98)
 MATCH_PRIOR = (0.12, 0.24, 0.32, 0.4, 0.5, 0.6, 0.7, 0.85, 0.9, 0.95, 0.97)
 
-_STRENGTH = 3.0  # outcomes that what is usual counts for
 _FADE = 0.97  # of an outcome's weight, for each after it of the same level and answer
 _FADE_ANSWERS = 0.95  # of an answer's weight, for each after it
 
@@ -44,10 +43,14 @@ class Calibration:
 
     Texts differ more than chance does, so the answers so far say what to expect of the next, and
     its own outcomes soon count for more (a beta prior for each level; both kinds of count fade).
-    `prior` is the rate taken for granted at each level.
+    `prior` is the rate taken for granted at each level; what is usual counts for `strength`
+    outcomes.
     """
 
-    def __init__(self, edges: Sequence[float], prior: Sequence[float]) -> None:
+    def __init__(
+        self, edges: Sequence[float], prior: Sequence[float], strength: float = 3.0
+    ) -> None:
+        self._strength = strength
         self._edges = tuple(edges)
         levels = len(edges) + 1
         if len(prior) != levels:
@@ -61,7 +64,7 @@ class Calibration:
         """Another answer: what this one showed becomes part of what is usual."""
         for level, total in enumerate(self._total):
             if total:
-                weight = min(1.0, total / _STRENGTH)
+                weight = min(1.0, total / self._strength)
                 self._answers[level] = self._answers[level] * _FADE_ANSWERS**weight + weight
                 rate = self._stood[level] / total
                 self._usual[level] += weight / self._answers[level] * (rate - self._usual[level])
@@ -70,8 +73,8 @@ class Calibration:
     def rate(self, confidence: float) -> float:
         """How likely a guess of this confidence stands, if those before it do."""
         level = bisect_left(self._edges, confidence)
-        stood = _STRENGTH * self._usual[level] + self._stood[level]
-        return stood / (_STRENGTH + self._total[level])
+        stood = self._strength * self._usual[level] + self._stood[level]
+        return stood / (self._strength + self._total[level])
 
     def learn(self, confidence: float, stood: bool) -> None:
         """Take in one outcome."""

@@ -71,7 +71,7 @@ class Experience:
     def match(self, name: str) -> Calibration:
         """Acceptance of a free drafter's guesses by the length of their match."""
         if name not in self._matches:
-            self._matches[name] = Calibration(MATCH_EDGES, MATCH_PRIOR)
+            self._matches[name] = Calibration(MATCH_EDGES, MATCH_PRIOR, strength=5.0)
         return self._matches[name]
 
     def to_json(self) -> dict[str, Any]:
