@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "benchmarks" / "peers"
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a script, as it is found when it runs."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    names = ("common", "ort_genai", "llama_server")
+    names = ("common", "ort_genai", "llama_server", "llama_server_binary")
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
@@ -188,3 +189,63 @@ def test_what_a_server_is_told(
     assert params.speculative.types == types
     assert params.speculative.draft.n_max == width
     assert params.speculative.draft.mparams.path == (width and "d.gguf")
+
+
+BINARY = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply({{"status": "ok"}})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        timings = {{"prompt_ms": 50, "predicted_ms": 80, "predicted_n": 3, "draft_n": 2,
+                   "draft_n_accepted": 1}}
+        self.reply({{"content": "ab", "tokens": asked["prompt"] + [9], "stop_type": "limit",
+                    "timings": timings}})
+
+    def reply(self, data):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def log_message(self, *_):
+        pass
+
+if "--version" in sys.argv:
+    print("version: 7 (abc)", file=sys.stderr)
+else:
+    open("{folder}/told.json", "w").write(json.dumps(sys.argv[1:]))
+    HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a script")
+def test_a_server_of_ones_own_build(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    binary = tmp_path / "llama-server"
+    binary.write_text(BINARY.format(python=sys.executable, folder=tmp_path))
+    binary.chmod(0o755)
+    monkeypatch.setenv("LLAMA_SERVER", str(binary))
+    peer = script("llama_server_binary")
+    request = {
+        "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [9],
+        "settings": ["ngram-simple+draft-3"],
+    }  # fmt: skip
+    assert peer.load(request).details == {"versions": {"llama-server": "version: 7 (abc)"}}
+    server = peer.load({**request, "alone": True})
+    answer = server.answer("ngram-simple+draft-3", [5, 6], 4)
+    assert (answer["tokens"], answer["finish_reason"], answer["rounds"]) == ([5, 6], "end", 1)
+    told = " ".join(json.loads((tmp_path / "told.json").read_text()))
+    assert "--spec-type ngram-simple,draft-simple" in told
+    assert "--spec-draft-model d.gguf --spec-draft-n-max 3" in told
+    for running in server._servers.values():
+        running._process.kill()
+        running._process.wait()
+    monkeypatch.delenv("LLAMA_SERVER")
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with pytest.raises(RuntimeError, match="set LLAMA_SERVER"):
+        peer.load(request)

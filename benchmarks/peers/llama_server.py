@@ -175,7 +175,8 @@ def _start(request: Request, setting: str) -> Any:
     params.verbosity = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request["threads"]
     kinds, width = speculation(setting)
-    params.speculative.types = [_type(lib, kind) for kind in kinds]
+    if kinds:
+        params.speculative.types = [_type(lib, kind) for kind in kinds]
     if width:
         draft = params.speculative.draft
         draft.mparams.path = request["drafters"][0]
