@@ -33,6 +33,7 @@ from edgespec.adaptive import AdaptivePlanner
 from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import NEWEST
 from edgespec.planner import FixedPlanner, Outcome, Planner
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix
@@ -100,6 +101,10 @@ class RecordedDrafter:
     def __init__(self, game: Game) -> None:
         self._game = game
         self._cached: TokenIds = np.zeros(0, np.int32)
+        self._prompt = 0
+
+    def begin(self, length: int) -> None:
+        self._prompt = length
 
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
@@ -116,7 +121,11 @@ class RecordedDrafter:
         return Draft(tuple(ids[:size]), None, self.name, tuple(confidence[:size]))
 
     def owes(self, tokens: TokenIds) -> int:
-        return len(tokens) - min(common_prefix(self._cached, tokens), len(tokens) - 1)
+        """As a `ModelDrafter` does: of an answer that went on without it, the newest tokens."""
+        read = min(common_prefix(self._cached, tokens), len(tokens) - 1)
+        of_answer = len(tokens) - max(read, self._prompt)
+        left_out = of_answer - NEWEST if of_answer > 1.5 * NEWEST else 0
+        return len(tokens) - read - left_out
 
     def close(self) -> None:
         pass
@@ -165,6 +174,8 @@ class Game:
         sampler = Sampler(GREEDY, 1 << 18)
         at, end = text.prompt + 1, len(text.tokens)
         planner.begin(text.prompt)
+        for drafter in self.drafters.values():
+            drafter.begin(text.prompt)
         while at < end:
             began = self._clock
             room = text.prompt + LIMIT - at - 1  # who asks doesn't know where the answer ends

@@ -75,6 +75,8 @@ def decode(
         return
     target.align(tokens.view)
     planner.begin(len(tokens))
+    for drafter in drafters.values():
+        drafter.begin(len(tokens))
     first = True
     while reason is None:
         began = perf_counter()

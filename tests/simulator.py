@@ -192,6 +192,9 @@ class FakeDrafter:
         self.cached = 0
         self.asked = 0
 
+    def begin(self, length: int) -> None:
+        pass
+
     def propose(
         self, tokens: Array, max_tokens: int, sampler: Any, go_on: GoOn | None = None
     ) -> Draft:

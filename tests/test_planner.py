@@ -153,6 +153,9 @@ class Asked:
     def __init__(self, owed: int) -> None:
         self.owed, self.sizes = owed, list[int]()
 
+    def begin(self, length: int) -> None:
+        pass
+
     def propose(
         self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
     ) -> Draft:

@@ -98,6 +98,9 @@ class Guesses:
     def __init__(self, salt: int) -> None:
         self._salt = salt
 
+    def begin(self, length: int) -> None:
+        pass
+
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: object = None
     ) -> Draft:

@@ -29,6 +29,10 @@ class Drafter(Protocol):
     name: str
     free: bool
 
+    def begin(self, length: int) -> None:
+        """An answer begins, behind a prompt of `length` tokens."""
+        ...
+
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
     ) -> Draft:

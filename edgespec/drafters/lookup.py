@@ -40,6 +40,9 @@ class LookupDrafter:
         self._last: dict[int, int] = {}
         self._replaced: list[list[int | None]] = []  # by token: what its indexing overwrote
 
+    def begin(self, length: int) -> None:
+        """Nothing: prompts and answers are one text."""
+
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
     ) -> Draft:

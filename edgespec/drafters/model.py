@@ -1,13 +1,17 @@
 """A small model that shares the target's tokens drafts for it.
 
-It need not read all that the target reads. Where it is far behind, or its context is full, it goes
-on from the first few tokens, which attention leans on, and the newest (StreamingLLM, Xiao et al.
-2023, arXiv 2309.17453): a guess made from less is still only a guess. Invariant: the cache survives
-between rounds; `propose` keeps the part that still agrees and feeds what is missing as one batch,
-which is never longer than `reads` and those first few.
+It need not read all that the target reads: a guess made from less is still only a guess. Of an
+answer that went on without it (others drafted, or nobody) it reads the newest few tokens and leaves
+the rest out. Where it is far behind, or its context is full, it goes on from the text's first few
+tokens, which attention leans on, and the newest (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453).
+Invariant: the cache survives between rounds, and `_at` says where in the text each token in it
+stands; `propose` keeps what still agrees and feeds what is missing as one batch, which is never
+longer than `reads` and those first few.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -15,7 +19,7 @@ from edgespec.categorical import Categorical
 from edgespec.confidence import top2_gap
 from edgespec.drafters import GoOn
 from edgespec.sampling import Sampler
-from edgespec.session import CachedSession, Model, TokenIds
+from edgespec.session import CachedSession, Model, TokenBuffer, TokenIds
 from edgespec.verify import NO_DRAFT, Draft
 
 FIRST = 4
@@ -23,6 +27,11 @@ FIRST = 4
 
 READS = 1024
 """The longest batch of newest tokens read to catch up: more costs more than it helps."""
+
+NEWEST = 32
+"""Tokens of an answer that are read behind some that were left out. With these it guesses about as
+well as with all of them, wherever it knows the prompt (docs/planner.md).
+"""
 
 
 class ModelDrafter:
@@ -34,25 +43,33 @@ class ModelDrafter:
     def __init__(self, model: Model, reads: int = READS) -> None:
         self.model = model
         self._cache = CachedSession(model.session)
+        self._at = TokenBuffer()
         self._reads = min(reads, model.session.context_size // 2)
-        self._skipped = 0  # tokens behind the first few that it doesn't read
+        self._newest = min(NEWEST, max(1, self._reads // 4))
+        self._prompt = sys.maxsize  # where the answer begins
+
+    def begin(self, length: int) -> None:
+        """See `Drafter.begin`."""
+        self._prompt = length
 
     def propose(
         self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
     ) -> Draft:
         """See `Drafter.propose`."""
-        self._skipped = self._skip(tokens)
-        text = self._read(tokens, self._skipped)
+        kept, missing = self._to_read(tokens)
         # The last draft token is never fed, hence the one more that fits.
-        max_tokens = min(max_tokens, self._cache.session.context_size - len(text) + 1)
+        room = self._cache.session.context_size - kept - len(missing) + 1
+        max_tokens = min(max_tokens, room)
         if max_tokens <= 0:
             return NO_DRAFT
-        self._cache.align(text)
-        pending: TokenIds | list[int] = text[self._cache.length :]
+        self._cache.rollback(kept)
+        self._at.truncate(self._cache.length)
+        pending: TokenIds | list[int] = tokens[missing]
         drafted: list[int] = []
         probs: list[Categorical] = []
         confidence: list[float] = []
         while True:
+            self._at.extend(missing)
             row = self._cache.forward(pending)[0]  # (V,)
             token, dist = sampler.pick(
                 row, drafted, len(tokens) + len(drafted), model=self._cache.name
@@ -64,28 +81,51 @@ class ModelDrafter:
             if len(drafted) == max_tokens or (go_on and not go_on(token, confidence[-1])):
                 break
             pending = [token]
+            missing = np.array([len(tokens) + len(drafted) - 1], np.int32)
         return Draft(tuple(drafted), tuple(probs) if probs else None, self.name, tuple(confidence))
 
     def owes(self, tokens: TokenIds) -> int:
         """See `Drafter.owes`; after another text that is nearly all that it reads of this one."""
-        text = self._read(tokens, self._skip(tokens))
-        return len(text) - self._cache.shared(text)
+        return len(self._to_read(tokens)[1])
 
-    def _skip(self, tokens: TokenIds) -> int:
-        """How many tokens to leave out: as before, unless too much or too little were to read."""
-        text = self._read(tokens, self._skipped)
-        owed = len(text) - self._cache.shared(text)
-        fits = len(text) <= self._cache.session.context_size - self._reads // 2
-        enough = len(text) >= min(len(tokens), self._reads)
-        if owed <= self._reads + FIRST and fits and enough:
-            return self._skipped
-        return max(0, len(tokens) - FIRST - self._reads)
+    def _to_read(self, tokens: TokenIds) -> tuple[int, TokenIds]:
+        """How much of the cache stays, and where the tokens stand that are to be read behind it."""
+        newest = len(tokens) - 1  # is always read, so that there is a row
+        at = self._at.view[: np.searchsorted(self._at.view, newest)]
+        kept = self._cache.shared(tokens[np.append(at, newest)])
+        at = at[:kept]
+        missing = self._unread(int(at[-1]) + 1 if kept else 0, len(tokens))
+        if not self._serves(np.concatenate([at, missing]), len(tokens)):
+            kept = min(kept, FIRST)
+            missing = self._unread(kept, len(tokens))
+        return kept, missing
 
-    def _read(self, tokens: TokenIds, skipped: int) -> TokenIds:
-        """The text as it reads it."""
-        if not skipped:
-            return tokens
-        return np.concatenate([tokens[:FIRST], tokens[FIRST + skipped :]])
+    def _serves(self, at: TokenIds, length: int) -> bool:
+        """Whether a cache with the tokens from `at` leaves room, and has most of the prompt."""
+        prompt = min(self._prompt, length)
+        begin, end = np.searchsorted(at, (prompt - self._reads, prompt))
+        has_prompt = 2 * (end - begin) >= min(prompt, self._reads)
+        return has_prompt and len(at) <= self._cache.session.context_size - self._reads // 2
+
+    def _unread(self, begin: int, length: int) -> TokenIds:
+        """Where those of a text's tokens stand that are to be read, when it is read up to `begin`.
+
+        At most `FIRST + reads` of them, the newest included.
+        """
+        first = np.arange(begin, min(FIRST, length), dtype=np.int32)
+        begin = max(begin, FIRST)
+        prompt = min(self._prompt, length)
+        answer = max(begin, prompt)
+        if length - answer > 1.5 * self._newest:  # or so few are left out that it isn't worth it
+            answer = length - self._newest
+        begin = max(begin, prompt - self._reads + max(0, length - answer))
+        return np.concatenate(
+            [
+                first,
+                np.arange(begin, prompt, dtype=np.int32),
+                np.arange(answer, length, dtype=np.int32),
+            ]
+        )
 
     def close(self) -> None:
         self.model.close()

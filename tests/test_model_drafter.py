@@ -1,0 +1,158 @@
+"""What a model that drafts reads of a text, and what it leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from fakes import FakeSession, fake_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.drafters.model import FIRST, NEWEST, ModelDrafter
+from edgespec.errors import Cancelled
+from edgespec.sampling import GREEDY, Sampler
+from edgespec.session import CancelFlag
+
+V = 16
+SAMPLER = Sampler(GREEDY, V)
+
+
+def text(length: int, seed: int = 0) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, V, length).astype(np.int32)
+
+
+def begun(
+    prompt: int, reads: int = 1024, context_size: int = 4096
+) -> tuple[ModelDrafter, FakeSession]:
+    """A drafter at the beginning of an answer."""
+    session = FakeSession(V, context_size=context_size)
+    drafter = ModelDrafter(fake_model(session), reads)
+    drafter.begin(prompt)
+    return drafter, session
+
+
+def test_of_an_answer_that_went_on_without_it_it_reads_the_newest() -> None:
+    tokens = text(400)
+    drafter, session = begun(100)
+    drafter.propose(tokens[:110], 1, SAMPLER)
+    assert drafter.owes(tokens[:300]) == NEWEST
+    guess = drafter.propose(tokens[:300], 2, SAMPLER)
+    assert session.cache[:-1] == [*tokens[:110], *tokens[300 - NEWEST : 300]]
+    assert guess.tokens == begun(300)[0].propose(tokens[:300], 2, SAMPLER).tokens
+    # It goes on from there, whether what it drew came or not.
+    assert drafter.owes(tokens[:301]) <= 2
+    drafter.propose(tokens[:303], 1, SAMPLER)
+    assert session.cache == [*tokens[:110], *tokens[300 - NEWEST : 303]]
+    # The text is taken back: to behind what was left out, to within it, and to before it.
+    for end in (290, 200, 105):
+        drafter.propose(tokens[:end], 1, SAMPLER)
+        kept = [*tokens[:110], *tokens[300 - NEWEST : 290]] if end == 290 else tokens[:110].tolist()
+        missing = tokens[200 - NEWEST : 200].tolist() if end == 200 else []
+        assert session.cache == ([*kept, *missing] if end > 110 else tokens[:end].tolist())
+
+
+def test_a_few_missed_tokens_are_read_all() -> None:
+    tokens = text(400)
+    drafter, session = begun(100)
+    drafter.propose(tokens[:110], 1, SAMPLER)
+    drafter.propose(tokens[: 110 + NEWEST * 3 // 2], 1, SAMPLER)
+    assert session.cache == tokens[: 110 + NEWEST * 3 // 2].tolist()
+
+
+def test_of_a_prompt_nothing_is_left_out_nor_of_an_earlier_answer() -> None:
+    tokens = text(400)
+    drafter, session = begun(300)
+    drafter.propose(tokens[:360], 1, SAMPLER)
+    assert session.cache == [*tokens[:300], *tokens[360 - NEWEST : 360]]
+    drafter.begin(400)  # what was the answer is the next one's prompt
+    drafter.propose(tokens, 1, SAMPLER)
+    assert session.cache == [*tokens[:300], *tokens[360 - NEWEST :]]
+
+
+def test_of_a_long_prompt_it_reads_the_start_and_the_newest() -> None:
+    tokens = text(400)
+    drafter, session = begun(300, reads=50)
+    drafter.propose(tokens[:360], 1, SAMPLER)
+    assert session.passes == [(FIRST + 50, 1)]
+    assert session.cache == [*tokens[:FIRST], *tokens[262:300], *tokens[348:360]]
+
+
+def test_a_text_cut_to_where_it_knows_little_is_read_anew() -> None:
+    tokens = text(400)
+    drafter, session = begun(400, reads=50)
+    drafter.propose(tokens, 1, SAMPLER)
+    drafter.begin(355)  # of which it knows five tokens and the first few
+    drafter.propose(tokens[:355], 1, SAMPLER)
+    assert session.cache == [*tokens[:FIRST], *tokens[305:355]]
+    assert session.passes[-1] == (50, 1)
+
+
+def test_another_text_is_read_from_its_start() -> None:
+    drafter, session = begun(100)
+    drafter.propose(text(300), 1, SAMPLER)
+    other = text(120, seed=1)
+    drafter.begin(100)
+    drafter.propose(other, 1, SAMPLER)
+    assert session.cache == other.tolist()
+
+
+def test_a_full_context_goes_on_from_the_start_and_the_newest() -> None:
+    tokens = text(2000)
+    drafter, session = begun(100, context_size=400)
+    for end in range(101, 2000, 37):
+        drafter.propose(tokens[:end], 2, SAMPLER)
+        assert len(session.cache) <= 400
+        assert session.cache[:FIRST] == tokens[:FIRST].tolist()
+        assert session.cache[-9:-1] == tokens[end - 8 : end].tolist()
+
+
+def test_a_stopped_read_is_taken_up_again() -> None:
+    cancel = CancelFlag()
+    session = FakeSession(V, cancel=cancel)
+    drafter = ModelDrafter(fake_model(session))
+    tokens = text(90)
+    drafter.propose(tokens[:60], 1, SAMPLER)
+    cancel.set()
+    with pytest.raises(Cancelled):
+        drafter.propose(tokens, 1, SAMPLER)
+    cancel.clear()
+    drafter.propose(tokens, 1, SAMPLER)
+    assert session.cache == tokens.tolist()
+
+
+steps = st.lists(
+    st.tuples(
+        st.booleans(),  # whether an answer begins
+        st.integers(1, 90),  # tokens that stay
+        st.integers(0, 90),  # new ones behind them
+        st.integers(1, 6),
+    ),
+    max_size=12,
+)
+
+
+@given(steps, st.sampled_from([6, 16, 40, 100, 4096]), st.sampled_from([1, 8, 64, 1024]))
+def test_whatever_happens_the_cache_is_a_part_of_the_text(
+    steps: list[tuple[bool, int, int, int]], context_size: int, reads: int
+) -> None:
+    session = FakeSession(V, context_size=context_size)
+    drafter = ModelDrafter(fake_model(session), reads)
+    tokens = text(3)
+    for seed, (begins, stay, new, size) in enumerate(steps):
+        tokens = np.concatenate([tokens[: -max(1, len(tokens) - stay)], text(1 + new, seed)])
+        if begins:
+            drafter.begin(len(tokens))
+        owed = drafter.owes(tokens)
+        session.passes.clear()
+        draft = drafter.propose(tokens, size, SAMPLER)
+        if not draft:
+            assert context_size <= FIRST + 2
+            continue
+        assert 1 <= owed == session.passes[0][0] <= FIRST + reads
+        at = drafter._at.view
+        assert len(at) == len(session.cache)
+        assert (np.diff(at) > 0).all()
+        known = np.concatenate([tokens, np.array(draft.tokens, np.int32)])
+        assert session.cache == known[at].tolist()
+        assert at[-len(draft) :].tolist() == list(range(len(tokens) - 1, len(known) - 1))
