@@ -139,6 +139,32 @@ def test_what_was_copied_here_is_pasted_here(tmp_path: Path, monkeypatch: Any) -
     drive(stage(), body)
 
 
+def test_ctrl_c_in_a_dialogs_field_copies_what_is_selected_there(monkeypatch: Any) -> None:
+    from edgespec.tui.screens.ask import AskText
+
+    copied: list[str] = []
+
+    def copy(text: str, *_: Any) -> str:
+        copied.append(text)
+        return "ok"
+
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", copy)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        await until(lambda: s.app.busy, pilot)
+        s.app.push_screen(AskText("Rename", "", "two words"))
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+        await pilot.press("end", "ctrl+shift+left", "ctrl+c")
+        assert copied == ["words"] and s.app.busy
+        await pilot.press("end", "ctrl+c")  # nothing is selected: it stops the answer
+        await settled(pilot)
+        assert copied == ["words"] and len(s.app.screen_stack) == 2
+
+    drive(stage(held=True), body)
+
+
 def test_ten_times_the_same_sentence_is_one() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -392,6 +418,34 @@ def test_a_question_waits_for_a_pair_chosen_during_an_answer() -> None:
         assert s.runtimes[1].asked and len(s.runtimes[0].asked) == 1
 
     drive(stage(held=True), body)
+
+
+@pytest.mark.parametrize("when", ["loaded", "answering", "loading", "stopped"])
+def test_a_pair_that_is_there_is_not_loaded_again(when: str) -> None:
+    """As after a download that the pair's own load was waiting for."""
+    s = stage(held=True, loading=when in ("loading", "stopped"))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await until(lambda: s.app._load > 0, pilot)
+        if when in ("loaded", "answering"):
+            await settled(pilot)
+        if when == "answering":
+            await say(pilot, "one")
+        elif when == "stopped":
+            await pilot.press("escape")
+        load, running = s.app._load, s.app.talk.running
+        s.app._choose(s.app.choice)
+        assert (s.app._load == load) == (when != "stopped")
+        assert s.app.talk.running is running
+        s.opening.set()
+        await until(lambda: s.app.loaded is not None, pilot)
+        s.runtime.free()
+        await settled(pilot)
+        assert len(s.runtimes) == 1
+        assert [t.answer for t in s.app.talk.turns] == [ANSWER] * (when == "answering")
+        assert s.app.preferences.last_pair == s.app.choice.pair
+
+    drive(s, body)
 
 
 def test_what_came_before_a_failure_is_kept(tmp_path: Path) -> None:

@@ -272,14 +272,21 @@ def stage(
 Body = Callable[[Any, Stage], Awaitable[None]]
 
 
-def drive(the_stage: Stage, body: Body, size: tuple[int, int] = (100, 30)) -> None:
-    """Run an app and what a test does with it; the bridge's thread must end too."""
+def drive(
+    the_stage: Stage, body: Body, size: tuple[int, int] = (100, 30), *, settles: bool = True
+) -> None:
+    """Run an app and what a test does with it; the bridge's thread must end too.
+
+    `settles`: all is saved then.
+    """
 
     async def run() -> None:
         async with the_stage.app.run_test(size=size, notifications=True) as pilot:
             await pilot.pause()
             await body(pilot, the_stage)
         assert the_stage.app.bridge.close(5)
+        if settles and (history := the_stage.app.stores.history) is not None:
+            history.saving.settle(forever=True)
 
     asyncio.run(run())
 
@@ -305,9 +312,15 @@ async def until(condition: Callable[[], bool], pilot: Any, what: str = "") -> No
 
 
 async def settled(pilot: Any) -> None:
-    """Until the pair is loaded and no answer is under way."""
+    """Until the pair is loaded, no answer is under way, and all turns are saved."""
     app: ChatApp = pilot.app
-    await until(lambda: not app.busy and not app.talk.waiting, pilot, "settled")
+
+    def over() -> bool:
+        history = app.stores.history
+        saving = history is not None and history.saving.pending
+        return not app.busy and not app.talk.waiting and not saving
+
+    await until(over, pilot, "settled")
     await pilot.pause()
 
 

@@ -10,15 +10,17 @@ Who knows what
     widgets/   show messages; they know neither app nor bridge, and say what the person did with
                Textual messages of their own
     screens/   ask the person something and `dismiss` with the answer
-    history, settings, pairs, export, clipboard
+    history, saving, settings, pairs, export, clipboard
                the stores and the outside world; no Textual in them
 
 Who says what
     app -> bridge      open(choice, settings) -> load number · cancel_load() · ask(Ask) · stop()
                        download(pair) · cancel_download(pair) · close(timeout) -> bool
     bridge -> app      messages.Event, in order; a load number or a turn number on each
-    app -> history     Writer.put(index, turn): the conversation's turn `index` is this one now, and
-                       none follows it (a new turn, one asked again, one continued); fsync; OSError
+    app -> saving      Saving.put(writer, index, turn): the conversation's turn `index` is this one
+                       now, and none follows it (a new turn, one asked again, one continued). A
+                       thread calls Writer.put (fsync; OSError); the app takes failures ten times
+                       a second. What else reads or changes the history waits for it (`settle`)
     picker -> app      dismiss(Choice), after `app.bridge.download(pair)` where it was needed; it
                        sees Downloading and DownloadEnded through `handle`
     history list       dismiss(conversation id) to resume it

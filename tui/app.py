@@ -27,6 +27,7 @@ from edgespec.terminal import printable
 from edgespec.tui import commands
 from edgespec.tui.doing import Doing, Mistyped
 from edgespec.tui.items import Item
+from edgespec.tui.saving import StillSaving
 from edgespec.tui.shown import one_line
 from edgespec.tui.themes import DARK, LIGHT
 from edgespec.tui.widgets.board import TokenLine
@@ -323,11 +324,10 @@ def run(app: ChatApp) -> int:
     Native code that doesn't end in a moment isn't waited for: everything worth keeping is on the
     disk, and the terminal is as it was.
     """
-    app.run()
-    app.take_last_words()
-    app.save_unfinished()
-    if app.stores.history is not None:
-        app.stores.history.close()
+    try:
+        app.run()
+    finally:
+        _keep(app)
     if app.failure:
         print(printable(f"edgespec: {app.failure}"), file=sys.stderr)
     if app.unsaved:
@@ -337,3 +337,18 @@ def run(app: ChatApp) -> int:
         sys.stderr.flush()
         os._exit(app.return_code or 0)
     return app.return_code or 0
+
+
+def _keep(app: ChatApp) -> None:
+    """Have all that was said on the disk, however the chat was left; a long wait is told."""
+    app.take_last_words()
+    app.save_unfinished()
+    history = app.stores.history
+    if history is None:
+        return
+    try:
+        history.saving.settle()
+    except StillSaving:
+        print("edgespec: the disk is still saving the last turn; waiting for it", file=sys.stderr)
+    history.close()
+    history.saving.failures()  # raises what went wrong beside the disk

@@ -110,6 +110,10 @@ class Bridge:
         """Drop the load that is under way, if one is."""
         self._dropped_load = self._load
 
+    def goes_on(self, load: int) -> bool:
+        """Whether nobody dropped a load."""
+        return load > self._dropped_load
+
     def ask(self, ask: Ask) -> None:
         """Answer a question; its turn number must be higher than all before."""
         self._turn = ask.turn

@@ -1,7 +1,7 @@
 """What happens between a person's message and its answer, on the screen and in the store.
 
 Invariant: an event changes the screen only if its turn, or its load, is the one under way; whatever
-ends a turn saves it before the next begins.
+ends a turn has it saved, ahead of the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgespec.tui.shown import one_line
 from edgespec.tui.widgets.composer import BUSY, IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from edgespec.tui.history import Writer
 
@@ -57,7 +57,6 @@ class Conversing(Showing):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._writer: Writer | None = None
         self._load = -1
         self._loading = True
         self._remembered = ""  # the pair to begin with the next time, once it is loaded
@@ -82,6 +81,7 @@ class Conversing(Showing):
         if not self._ticking or not self.is_running:
             return
         self._drain()
+        self._take_saved(self.note)
         used, self._used = thread_time() - self._used, thread_time()
         self.set_timer(min(_LONGEST_TICK, max(TICK, used / SHARE)), self._tick)
 
@@ -332,32 +332,6 @@ class Conversing(Showing):
         if not self._loading:
             self._say("")
 
-    @property
-    def unsaved(self) -> str:
-        """Why the open conversation isn't on the disk, or not all of it; "" where it is."""
-        return self._writer.problem if self._writer is not None else ""
-
-    def _save(self, index: int, turn: Turn) -> None:
-        if self.stores.history is None:
-            return
-        if self._writer is None:
-            self._writer = self.stores.history.begin()
-        writer = self._writer
-        self._change_file(lambda: writer.put(index, turn))
-
-    def _change_file(self, change: Callable[[], None]) -> bool:
-        """Whether a change of the conversation is on the disk; the person is told why not."""
-        saved = True
-        try:
-            change()
-        except OSError as error:  # the conversation goes on in memory
-            self.note(str(error), "error")
-            saved = False
-        if self._writer is not None and self._writer.notice:
-            self.note(self._writer.notice)
-            self._writer.notice = ""
-        return saved
-
     def _ask_waiting(self) -> None:
         if self._loading or self.talk.running is not None:
             return
@@ -387,14 +361,24 @@ class Conversing(Showing):
             self.transcript.take_out(self._waiting)
             self._waiting = None
 
-    def show_turns(self, turns: Sequence[Turn], writer: Writer | None) -> None:
-        """A conversation as it is kept, in the place of the one that is open."""
+    def show_turns(self, turns: Sequence[Turn], writer: Writer | None) -> bool:
+        """A conversation as it is kept, in the place of the one that is open.
+
+        False, and the person was told, where the disk is still saving that one.
+        """
         self._drain()  # the open one's answer may have ended since the last look
+        unfinished = self.talk.running is not None
         self.save_unfinished()
-        waiting = self.talk.waiting
+        waiting = [self._waiting] if self._waiting is not None else []
+        if not self._settle():
+            if unfinished:
+                self._show_items(self.talk.turns, *waiting)  # what came of it, as it stands now
+            return False
+        question = self.talk.waiting
         self.talk.restart(turns)
-        self.talk.waiting = waiting
+        self.talk.waiting = question
         self.editing = None
         self._writer = writer
         self._answer = None
-        self._show_items(turns, *([self._waiting] if self._waiting is not None else []))
+        self._show_items(turns, *waiting)
+        return True

@@ -9,6 +9,9 @@ import os
 import re
 from pathlib import Path
 
+from textual.screen import ModalScreen
+from textual.widgets import Input, TextArea
+
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 from edgespec.tui import items
@@ -37,7 +40,14 @@ class Doing(Conversing):
     # ------------------------------------------------------------------------------------ actions
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: stop an answer, else copy what is selected, else say how to leave."""
+        """Ctrl+C: stop an answer, else copy what is selected, else say how to leave.
+
+        In a dialog's text field, what is selected there is copied first.
+        """
+        field = self.focused if isinstance(self.screen, ModalScreen) else None
+        if isinstance(field, Input | TextArea) and field.selected_text:
+            self._copy(field.selected_text)
+            return
         selected = self.screen.get_selected_text() or self.composer.selected_text
         if self.busy:
             self.stop()
@@ -230,7 +240,10 @@ class Doing(Conversing):
         form, _, rest = words.partition(" ")
         if form not in ("md", "json"):
             form, rest = "", words
-        title = self._writer.title if self._writer is not None else self.talk.turns[0].question
+        title = self.talk.turns[0].question
+        if self._writer is not None and self.stores.history is not None:
+            self.stores.history.saving.settle()
+            title = self._writer.title
         path = Path(rest.strip() or f"{file_name(title)}.{form or 'md'}")
         written = export(path, self.talk.turns, title=title, system=self.settings.system, form=form)
         self.tell(f"Written to {written}")
@@ -243,12 +256,17 @@ class Doing(Conversing):
         """Name the conversation."""
         if not title:
             raise Mistyped("Give a title: /rename TITLE")
-        if self._writer is None:
+        writer, history = self._writer, self.stores.history
+        if writer is None or history is None:
             self.tell("This conversation begins with its first question; name it then.")
+            return
+        try:
+            history.saving.do(lambda: writer.rename(title))
+        except OSError as error:
+            self.note(str(error), "error")
         else:
-            writer = self._writer
-            if self._change_file(lambda: writer.rename(title)):
-                self.tell(f"This conversation is now called {one_line(title)}.")
+            self.tell(f"This conversation is now called {one_line(title)}.")
+        self._take_saved(self.note)
 
     def command_theme(self, name: str) -> None:
         """Change the colours."""
@@ -277,13 +295,19 @@ class Doing(Conversing):
             self._driver.write(sequence)
 
     def _choose(self, choice: Choice | None) -> None:
-        """Load what was chosen; the conversation stays."""
+        """Load what was chosen, unless it is or will be; the conversation stays."""
         if choice is None:
             return
-        self.stop()
         settings = self.kept(self.settings_of, choice.label) or Settings()
         self._remembered = choice.pair or ""
-        self.open_pair(choice, settings)
+        comes = self._loading and self.bridge.goes_on(self._load)  # a download joined its own
+        if choice == self.choice and (comes or self.loaded is not None):
+            if self.loaded is not None and self._remembered:
+                self.prefer(last_pair=self._remembered)
+            self._set(settings)
+        else:
+            self.stop()
+            self.open_pair(choice, settings)
 
     def _resume(self, conversation: str | None) -> None:
         """Go on with a conversation of the history."""
@@ -300,9 +324,9 @@ class Doing(Conversing):
             self.tell(str(error), "error")
             return
         self.stop_answer()
-        self.show_turns(opened.turns, opened.writer)
-        for note in opened.notes:
-            self.note(note)
+        if self.show_turns(opened.turns, opened.writer):
+            for note in opened.notes:
+                self.note(note)
 
     def _set_text(self, name: str, value: str) -> None:
         from edgespec.tui.settings import with_text

@@ -4,6 +4,9 @@ A file is appended by the one window that has its claim; a second window goes on
 a disk has no locks, a file that isn't as a window left it is someone else's, and that window goes
 on in a copy too.
 
+What reads or changes files waits for turns that are still being saved, two seconds at most, and
+then raises StillSaving.
+
 Invariant: a conversation that is opened again is what some prefix of its puts had made of it, all
 of them that returned included; and no conversation's damage keeps another from being opened.
 """
@@ -24,6 +27,7 @@ from edgespec.terminal import printable
 from edgespec.tui.claim import Claim
 from edgespec.tui.messages import Turn
 from edgespec.tui.replay import Replay, last_mark, replay
+from edgespec.tui.saving import Saving
 from edgespec.tui.writer import NotSaved, Writer, new_id
 
 __all__ = ["History", "HistoryError", "NotSaved", "Opened", "Summary", "Writer"]
@@ -64,13 +68,14 @@ class Opened:
 
 
 class History:
-    """The conversations in a folder (None: the user's own)."""
+    """The conversations in a folder (None: the user's own); `saving` is where turns go."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         """`clock` gives seconds since the epoch. Nothing is written before the first turn."""
         self.folder = folder or data_dir() / "conversations"
+        self.saving = Saving()
         self._clock = clock
         # Weakly: a writer that nobody has any more gives its claim back by itself.
         self._writers: WeakValueDictionary[str, Writer] = WeakValueDictionary()
@@ -81,6 +86,7 @@ class History:
 
     def list(self) -> list[Summary]:
         """All conversations, the newest first; only the end of each file is read."""
+        self.saving.settle()
         try:
             with os.scandir(self.folder) as entries:
                 paths = [Path(entry.path) for entry in entries if entry.name.endswith(".jsonl")]
@@ -93,6 +99,10 @@ class History:
 
     def read(self, conversation_id: str) -> Replay:
         """A conversation as it is saved, to be shown or exported. Raises HistoryError."""
+        self.saving.settle()
+        return self._read(conversation_id)
+
+    def _read(self, conversation_id: str) -> Replay:
         path = self.path(conversation_id)
         try:
             with path.open("rb") as file:
@@ -107,6 +117,7 @@ class History:
 
     def resume(self, conversation_id: str) -> Opened:
         """Go on with a conversation, in a copy where another window has it. Raises HistoryError."""
+        self.saving.settle()
         if (mine := self._writers.get(conversation_id)) is not None:
             return Opened(mine.turns, mine)
         claim, elsewhere = None, False
@@ -116,7 +127,7 @@ class History:
         except OSError:
             pass  # a full or write-protected disk: reading works, and the first put says so
         try:
-            found = self.read(conversation_id)
+            found = self._read(conversation_id)
         except BaseException:
             if claim is not None:
                 claim.give_back()
@@ -132,6 +143,9 @@ class History:
 
     def rename(self, conversation_id: str, title: str) -> None:
         """Raises HistoryError, also where another window has it open."""
+        self.saving.do(lambda: self._rename(conversation_id, title))
+
+    def _rename(self, conversation_id: str, title: str) -> None:
         mine = self._writers.get(conversation_id)
         writer = mine or self._only_here(conversation_id)
         try:
@@ -144,6 +158,9 @@ class History:
 
     def delete(self, conversation_id: str) -> None:
         """Delete its file for good. Raises HistoryError, also where another window has it open."""
+        self.saving.do(lambda: self._delete(conversation_id))
+
+    def _delete(self, conversation_id: str) -> None:
         path = self.path(conversation_id)
         mine = self._writers.get(conversation_id)
         claim = None
@@ -172,7 +189,8 @@ class History:
         return self.folder / f"{conversation_id}.jsonl"
 
     def close(self) -> None:
-        """Give back every conversation, at the end of the program."""
+        """Give back every conversation, at the end of the program, once all is saved."""
+        self.saving.settle(forever=True)
         for writer in list(self._writers.values()):
             writer.close()
 
@@ -211,7 +229,7 @@ class History:
         if claim is None:
             raise HistoryError("This conversation is open in another window; rename it there.")
         try:
-            return self._writer(conversation_id, self.read(conversation_id), claim)
+            return self._writer(conversation_id, self._read(conversation_id), claim)
         except BaseException:
             claim.give_back()
             raise

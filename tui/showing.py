@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
 
     from edgespec.tui.bridge import Bridge
-    from edgespec.tui.history import History
+    from edgespec.tui.history import History, Writer
     from edgespec.tui.settings_file import SettingsFile
 
 _A = TypeVar("_A")
@@ -74,6 +74,7 @@ class Showing(App[None]):
         self._wall_clock = wall_clock
         self._figured: Figures | None = None
         self._editing: int | None = None
+        self._writer: Writer | None = None
 
     # ------------------------------------------------------------------------------------ sentences
 
@@ -119,6 +120,44 @@ class Showing(App[None]):
         except EdgespecError as error:
             self.tell(str(error), "warning")
             return None
+
+    # -------------------------------------------------------------------------- the history's disk
+
+    @property
+    def unsaved(self) -> str:
+        """Why the open conversation isn't on the disk, or not all of it; "" where it is.
+
+        Right once nothing is being saved any more.
+        """
+        return self._writer.problem if self._writer is not None else ""
+
+    def _save(self, index: int, turn: Turn) -> None:
+        """Have a turn saved, without waiting for it."""
+        history = self.stores.history
+        if history is not None:
+            self._writer = self._writer or history.begin()
+            history.saving.put(self._writer, index, turn)
+
+    def _take_saved(self, say: Callable[..., None]) -> None:
+        """Say, as a `note` or in passing (`tell`), what saving came to since the last look."""
+        if self.stores.history is not None:
+            for problem in self.stores.history.saving.failures():
+                say(problem, "error")  # the conversation goes on in memory
+        writer = self._writer
+        if writer is not None and writer.notice:
+            notice, writer.notice = writer.notice, ""
+            say(notice)
+
+    def _settle(self) -> bool:
+        """Whether saving is over now; the person is told what it came to, or that it isn't."""
+        if self.stores.history is not None:
+            try:
+                self.stores.history.saving.settle()
+            except EdgespecError as error:
+                self.tell(str(error), "warning")
+                return False
+        self._take_saved(self.tell)  # what is noted goes away with the conversation
+        return True
 
     # ---------------------------------------------------------------------------------------- turns
 

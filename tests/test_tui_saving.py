@@ -1,0 +1,281 @@
+"""Turns on their way to a disk that takes its time: the screen goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from tui_fakes import (
+    Script,
+    Stage,
+    answers,
+    drive,
+    notices,
+    say,
+    screen_text,
+    settled,
+    stage,
+    store,
+    until,
+)
+
+from edgespec.tui import items
+from edgespec.tui.app import run
+from edgespec.tui.history import History
+from edgespec.tui.messages import Turn
+from edgespec.tui.saving import StillSaving
+
+
+class Disk:
+    """Its `fsync` returns once `free` is set, or raises `error`; `held` while one waits."""
+
+    def __init__(self) -> None:
+        self.free, self.held = threading.Event(), False
+        self.free.set()
+        self.error: OSError | None = None
+        self._fsync = os.fsync
+
+    def fsync(self, descriptor: int) -> None:
+        self.held = not self.free.is_set()
+        self.free.wait(5)  # a screen that waits for it goes on at last, and the test fails
+        self.held = False
+        if self.error is not None:
+            raise self.error
+        self._fsync(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk()
+    monkeypatch.setattr(os, "fsync", found.fsync)
+    yield found
+    found.free.set()
+
+
+def history_of(s: Stage, patience: float = 2.0) -> History:
+    assert s.app.stores.history is not None
+    s.app.stores.history.saving.patience = patience
+    return s.app.stores.history
+
+
+def kept(folder: Path) -> list[list[tuple[str, str]]]:
+    """Questions and answers of every conversation, as another window reads them."""
+    history = History(folder / "conversations")
+    found = [history.read(summary.id).turns for summary in history.list()]
+    return [[(turn.question, turn.answer) for turn in turns] for turns in found]
+
+
+async def held(pilot: Pilot[None], s: Stage, disk: Disk, question: str = "one") -> None:
+    """A question's answer that is on its way to a disk that doesn't take it yet."""
+    await settled(pilot)
+    disk.free.clear()
+    await say(pilot, question)
+    await until(lambda: disk.held, pilot, "a put that waits")
+
+
+def test_keys_are_answered_while_the_disk_takes_its_time(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await held(pilot, s, disk)
+        await pilot.press("x")
+        assert s.app.composer.text == "x" and disk.held
+        disk.free.set()
+        await settled(pilot)
+
+    drive(stage(Script(answers=["1"]), stores=store(tmp_path)), body)
+    assert kept(tmp_path) == [[("one", "1")]]
+
+
+def test_turns_are_saved_in_their_order(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await held(pilot, s, disk)
+        await say(pilot, "two")
+        await until(lambda: len(s.app.talk.turns) == 2 and not s.app.busy, pilot)
+        await pilot.press("ctrl+r")
+        await until(lambda: s.app.talk.turns[-1].answer == "3", pilot)
+        assert disk.held
+        disk.free.set()
+        await settled(pilot)
+        assert s.app.unsaved == ""
+
+    drive(stage(Script(answers=["1", "2", "3"]), stores=store(tmp_path)), body)
+    assert kept(tmp_path) == [[("one", "1"), ("two", "3")]]
+
+
+def test_a_disk_that_fails_is_told_once_it_has(tmp_path: Path, disk: Disk) -> None:
+    def notes(s: Stage) -> list[str]:
+        return [x.text for x in s.app.transcript.document.items if isinstance(x, items.Note)]
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await held(pilot, s, disk)
+        await pilot.pause(0.3)
+        assert notes(s) == []
+        disk.error = OSError(28, "disk full")
+        disk.free.set()
+        await settled(pilot)
+        assert len(notes(s)) == 1 and "disk full. It goes on in memory" in notes(s)[0]
+        assert "disk full" in screen_text(s.app) and "disk full" in s.app.unsaved
+        disk.error = None
+        await say(pilot, "two")
+        await settled(pilot)
+        assert len(notes(s)) == 1 and s.app.unsaved == ""
+
+    drive(stage(Script(answers=["1", "2"]), stores=store(tmp_path)), body)
+    assert kept(tmp_path) == [[("one", "1"), ("two", "2")]]
+
+
+@pytest.mark.parametrize("how", ["leave", "exception", "full"])
+def test_leaving_waits_for_the_disk_and_says_so(
+    how: str, tmp_path: Path, disk: Disk, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s = stage(Script(answers=["1"]), stores=store(tmp_path))
+    history = history_of(s, 0.05)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await held(pilot, s, disk)
+
+    def play() -> None:
+        drive(s, body, settles=False)
+        if how == "exception":
+            raise KeyboardInterrupt
+
+    def close() -> None:  # not before the wait is told
+        disk.error = OSError(28, "disk full") if how == "full" else None
+        threading.Timer(0.2, disk.free.set).start()
+        History.close(history)
+
+    monkeypatch.setattr(s.app, "run", play)
+    monkeypatch.setattr(history, "close", close)
+    if how == "exception":
+        with pytest.raises(KeyboardInterrupt):
+            run(s.app)
+    else:
+        assert run(s.app) == 0
+    told = capsys.readouterr().err
+    assert "still saving the last turn; waiting for it" in told
+    assert ("can't be saved" in told) == (how == "full")
+    assert kept(tmp_path) == ([] if how == "full" else [[("one", "1")]])
+
+
+def test_another_conversation_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        history_of(s, 0.05)
+        await held(pilot, s, disk)
+        await pilot.press("ctrl+n")
+        await pilot.pause()
+        assert "still saving the last turn" in notices(s.app) and len(s.app.talk.turns) == 1
+        disk.error = OSError(28, "disk full")
+        history_of(s, 5)
+        disk.free.set()
+        await pilot.press("ctrl+n")
+        await until(lambda: not s.app.talk.turns, pilot)
+        # Told also where the note of it goes away with the conversation.
+        assert "disk full" in notices(s.app)
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def test_an_answer_stopped_for_another_conversation_is_shown_as_it_ended(
+    tmp_path: Path, disk: Disk
+) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        history_of(s, 0.05)
+        await settled(pilot)
+        await say(pilot, "one")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[0].text != "", pilot)
+        disk.free.clear()
+        await pilot.press("ctrl+n")
+        await until(lambda: len(s.app.talk.turns) == 1, pilot)
+        (answer,) = answers(s.app)
+        assert answer.text and answer.caption and not answer.streaming
+        disk.free.set()
+        await settled(pilot)
+
+    drive(stage(held=True, stores=store(tmp_path)), body)
+    assert len(kept(tmp_path)) == 1
+
+
+def test_a_new_name_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        history_of(s, 0.05)
+        await held(pilot, s, disk)
+        await say(pilot, "/rename other")
+        assert "still saving the last turn" in notices(s.app)
+        assert s.app.composer.text == "/rename other"
+        disk.free.set()
+        await settled(pilot)
+        history = history_of(s, 5)
+        assert [summary.title for summary in history.list()] == ["one"]
+        await pilot.press("enter")
+        await pilot.pause()
+        assert [summary.title for summary in history.list()] == ["other"]
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def put_behind_another(history: History, disk: Disk) -> str:
+    """The id of a conversation whose first turn waits behind another's."""
+    disk.free.clear()
+    for name in ("first", "second"):
+        writer = history.begin()
+        history.saving.put(writer, 0, Turn(name, "yes", "end"))
+    return writer.id
+
+
+def test_what_is_deleted_while_it_is_being_saved_stays_deleted(tmp_path: Path, disk: Disk) -> None:
+    history = History(tmp_path)
+    second = put_behind_another(history, disk)
+    deleting = threading.Thread(target=history.delete, args=(second,))
+    deleting.start()
+    disk.free.set()
+    deleting.join()
+    assert [summary.title for summary in history.list()] == ["first"]
+    assert [path.stem for path in tmp_path.glob("*.jsonl")] != [second]
+    assert history.saving.failures() == []  # saved, and then deleted
+
+
+def test_a_change_that_was_refused_does_not_happen_later(tmp_path: Path, disk: Disk) -> None:
+    history = History(tmp_path)
+    history.saving.patience = 0.05
+    second = put_behind_another(history, disk)
+    for change in (
+        lambda: history.delete(second),
+        lambda: history.rename(second, "other"),
+        lambda: history.resume(second),
+        lambda: history.read(second),
+        history.list,
+    ):
+        with pytest.raises(StillSaving, match="still saving the last turn: try again"):
+            change()
+    disk.free.set()
+    history.saving.patience = 5
+    assert {summary.title for summary in history.list()} == {"first", "second"}
+
+
+def test_the_history_closes_behind_all_that_is_put(tmp_path: Path, disk: Disk) -> None:
+    history = History(tmp_path)
+    disk.free.clear()
+
+    class Slow:
+        def put(self, index: int, turn: Turn) -> None:
+            disk.free.wait(5)
+
+    writer = history.begin()
+    history.saving.put(Slow(), 0, Turn("slow"))  # type: ignore[arg-type]
+    history.saving.put(writer, 0, Turn("one", "yes", "end"))
+    threading.Timer(0.2, disk.free.set).start()
+    history.close()
+    assert [turn.answer for turn in History(tmp_path).resume(writer.id).turns] == ["yes"]
+
+
+def test_no_thread_begins_before_the_first_turn(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    history = History(tmp_path)
+    history.saving.settle()
+    assert history.list() == []
+    assert set(threading.enumerate()) <= before
