@@ -13,13 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
 from edgespec.figures import summary
 from edgespec.generation import Chunk, Generation, Result
+from edgespec.platform import expanded
 from edgespec.runtime import Runtime
 from edgespec.terminal import printable
 
@@ -229,7 +229,7 @@ class _Talk:
         form, _, rest = words.partition(" ")
         ending, name = (form, rest.strip()) if form in ("md", "json") else ("md", words)
         title = title_of(self._turns[0].question)
-        path = Path(name or f"{file_name(title)}.{ending}")
+        path = expanded(name or f"{file_name(title)}.{ending}")
         say(f"Written to {export(path, self._turns, title=title, system=self._settings.system)}")
 
 

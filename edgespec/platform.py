@@ -1,7 +1,7 @@
 """What differs between operating systems: CPUs, memory, file locks, native functions.
 
 Invariant: every question has an answer everywhere; where a system doesn't tell, the answer is the
-plain default and no error.
+plain default and no error. A path that a person wrote is the one thing refused here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 from typing import IO
+
+from edgespec.errors import ConfigError
 
 _OWN: set[str] = set()  # environment variables that edgespec set
 
@@ -131,10 +133,23 @@ def _mac_resident() -> int | None:
     return int(info[1]) if size == 96 else None
 
 
+def expanded(path: Path | str) -> Path:
+    """The path with its `~` or `~name` replaced by that home folder.
+
+    Raises ConfigError where the system knows no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} begins with a home folder that isn't known here: write the whole path"
+        ) from None
+
+
 def cache_dir() -> Path:
     """Where downloads and measurements are kept: EDGESPEC_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("EDGESPEC_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
@@ -166,7 +181,7 @@ def lock_file(file: IO[bytes]) -> bool:
 def data_dir() -> Path:
     """Where what the person wrote is kept: EDGESPEC_DATA, or the user's data folder."""
     if chosen := os.environ.get("EDGESPEC_DATA"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     import platformdirs
 
     return Path(platformdirs.user_data_dir("edgespec", appauthor=False))
@@ -175,7 +190,7 @@ def data_dir() -> Path:
 def config_dir() -> Path:
     """Where settings are kept: EDGESPEC_CONFIG, or the user's configuration folder."""
     if chosen := os.environ.get("EDGESPEC_CONFIG"):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     import platformdirs
 
     return Path(platformdirs.user_config_dir("edgespec", appauthor=False))

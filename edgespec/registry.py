@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar, cast
 
-from edgespec.errors import RegistryError
-from edgespec.platform import config_dir
+from edgespec.errors import ConfigError, RegistryError
+from edgespec.platform import config_dir, expanded
 from edgespec.tomlfile import Document, Table, near
 
 LOOKUP = "lookup"
@@ -247,7 +247,10 @@ def _source(table: Table) -> Source:
         if not url.startswith(("https://", "http://")):
             raise table.error('"url" must start with https://', "url")
         return UrlSource(url)
-    path = Path(table.get("path", str)).expanduser()
+    try:
+        path = expanded(table.get("path", str))
+    except ConfigError as error:
+        raise table.error(str(error), "path") from None
     return FileSource(table.document.file.resolve().parent / path)
 
 

@@ -21,6 +21,7 @@ from edgespec.exporters.staging import require_space
 from edgespec.exporters.weights import StoredTensor, read_index
 from edgespec.fetch import hub
 from edgespec.fetch.sources import file_sha256
+from edgespec.platform import expanded
 from edgespec.registry import HubSource
 
 INDEX = "model.safetensors.index.json"
@@ -74,7 +75,7 @@ class Checkpoint:
     @staticmethod
     def name_of(name_or_path: str | Path) -> str:
         """What `open(name_or_path).name` will be, before anything is fetched."""
-        folder = Path(name_or_path).expanduser()
+        folder = expanded(name_or_path)
         return _folder_name(folder) if folder.exists() else str(name_or_path).rsplit("/", 1)[-1]
 
     @property
@@ -101,7 +102,7 @@ class Checkpoint:
         Raises ExportError, in one sentence with what to do, for anything that isn't a whole
         checkpoint in safetensors, and FetchError where the hub can't give it.
         """
-        folder = Path(name_or_path).expanduser()
+        folder = expanded(name_or_path)
         if folder.exists():
             if revision is not None:
                 raise ExportError(

@@ -19,6 +19,7 @@ from edgespec.exporters.gguf_vocabulary import UNREAD, Vocabulary, read_vocabula
 from edgespec.exporters.progress import Report
 from edgespec.exporters.staging import Stage
 from edgespec.gguf import StringArray, read_header
+from edgespec.platform import expanded
 
 
 def convert_with(
@@ -35,7 +36,7 @@ def convert_with(
     """
     path = earlier or work.folder / f"{plain.name.lower()}.gguf"
     if earlier is None:
-        _run(script.expanduser(), checkpoint, plain, path, report)
+        _run(expanded(script), checkpoint, plain, path, report)
         work.finish("converted", path)
     tokens = read_header(path).metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):

@@ -122,6 +122,14 @@ def test_arguments_that_make_no_sense(
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
         (["run", "  "], "empty"),
         (["pull", "nobody"], "nobody"),
+        *(
+            ([*command, "~no-such-user/x"], "~no-such-user/x begins with a home folder")
+            for command in (
+                ["run", "x", "--target"],
+                ["verify", "--prompts"],
+                ["export", "gguf"],
+            )
+        ),
     ],
 )
 def test_failures_are_one_sentence(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec import platform
+from edgespec.errors import ConfigError
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -163,3 +165,21 @@ def test_spinning_is_limited_on_a_busy_machine_unless_the_environment_says_other
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     platform.limit_spinning()
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_home_folder_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")
+    assert platform.expanded("~/a") == Path("/home/me/a")
+    assert platform.expanded("a/~b") == Path("a/~b")
+    monkeypatch.setenv("EDGESPEC_CACHE", "~/c")
+    assert platform.cache_dir() == Path("/home/me/c")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="any name has a home folder there")
+def test_an_unknown_home_folder_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^~no-such-user/a begins with a home folder"):
+        platform.expanded("~no-such-user/a")
+    monkeypatch.setenv("EDGESPEC_CACHE", "~no-such-user/c")
+    with pytest.raises(ConfigError, match="isn't known here"):
+        platform.cache_dir()

@@ -150,6 +150,7 @@ default = true
         ("[models.mine]", "[model.mine]", 2, ['"model"', "did you mean models?"]),
         ("[models.mine]", "[models.lookup]", 2, ["drafter"]),
         ("\n]\n", "\n]\ndefault = 1\n", 21, ["true or false"]),
+        ('path = "weights', 'path = "~no-such-user/weights', 3, ["home folder"]),
     ],
 )
 def test_mistakes_are_told_with_line_and_key(

@@ -66,7 +66,7 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
     Raises `ModelFormatError` for anything that isn't one, and `ModelError` for one that can't be
     read or doesn't fit into memory.
     """
-    path = Path(path).expanduser()
+    path = platform.expanded(path)
     try:
         return _load(path, options, cancel)
     except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ConfigError, ModelError
+from edgespec.platform import expanded
 from edgespec.registry import size_on_disk
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def pieces(paths: Sequence[Path]) -> Iterator[str]:
     """The text in files and folders, a piece at a time, up to a few megabytes."""
     left = _SAMPLE_BYTES
     for path in paths:
-        path = path.expanduser()
+        path = expanded(path)
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)

@@ -123,10 +123,10 @@ def read_prompts(path: str | None) -> list[str]:
     """The first turns of a prompt file (JSON lines with `turns`), or a few of our own."""
     if path is None:
         return list(_SAMPLE_PROMPTS)
-    from pathlib import Path
+    from edgespec.platform import expanded
 
     try:
-        lines = Path(path).expanduser().read_text("utf-8").splitlines()
+        lines = expanded(path).read_text("utf-8").splitlines()
         found = [str(json.loads(line)["turns"][0]) for line in lines if line.strip()]
     except OSError as error:
         raise ConfigError(f"can't read the prompts in {path}: {error.strerror}") from None

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from edgespec.errors import EdgespecError, FetchError
 from edgespec.fetch.sources import Progress
+from edgespec.platform import expanded
 from edgespec.registry import HubSource
 
 
@@ -27,7 +28,7 @@ def cache_dir() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(general, "huggingface")  # noqa: PTH118
     old = os.environ.get("HUGGINGFACE_HUB_CACHE")
     folder = os.environ.get("HF_HUB_CACHE") or old or os.path.join(home, "hub")  # noqa: PTH118
-    return Path(os.path.expandvars(folder)).expanduser()
+    return expanded(os.path.expandvars(folder))
 
 
 def cached(source: HubSource) -> Path | None:
