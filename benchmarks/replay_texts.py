@@ -33,7 +33,7 @@ from edgespec.adaptive import AdaptivePlanner
 from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import NEWEST
+from edgespec.drafters.model import left_out
 from edgespec.planner import FixedPlanner, Outcome, Planner
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix
@@ -121,11 +121,9 @@ class RecordedDrafter:
         return Draft(tuple(ids[:size]), None, self.name, tuple(confidence[:size]))
 
     def owes(self, tokens: TokenIds) -> int:
-        """As a `ModelDrafter` does: of an answer that went on without it, the newest tokens."""
+        """As a `ModelDrafter` reads, whose guesses are recorded as if it had read all."""
         read = min(common_prefix(self._cached, tokens), len(tokens) - 1)
-        of_answer = len(tokens) - max(read, self._prompt)
-        left_out = of_answer - NEWEST if of_answer > 1.5 * NEWEST else 0
-        return len(tokens) - read - left_out
+        return len(tokens) - read - left_out(len(tokens) - max(read, self._prompt))
 
     def close(self) -> None:
         pass

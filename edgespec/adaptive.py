@@ -27,22 +27,22 @@ MAX_LOOKAHEAD = MAX_TOKENS - 1
 PROBE_SHARE = 0.0045
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 PROBE_PART = 0.03
-"""The part of an answer's time so far that one such draft may take: short answers get none."""
+"""The part of an answer's time so far that its probes may take: short answers get none."""
 LOOK_SHARE = 0.005
 """The share of the time that a parked planner may spend on looking for a draft."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
+_HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
 _PARKED = 8  # rounds without a draft after which the planner says that it has parked
 
 
 class AdaptivePlanner:
     """Chooses anew at each round; see `Planner`."""
 
-    def __init__(self, costs: Costs, max_lookahead: int = MAX_LOOKAHEAD) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self._max = min(max_lookahead, MAX_LOOKAHEAD)
         self._known = Experience()
         self._guesses: dict[str, Draft] = {}  # of free drafters, for this round
         self._best: Option | None = None  # this round's, taken or not
@@ -51,29 +51,29 @@ class AdaptivePlanner:
         self._idle = _PARKED  # rounds since
         self._looking = 0.0  # what looking for a draft costs, in plain rounds
         self._every = 1  # parked, it looks for one in one round of so many
-        self._rests = False
+        self._rests = self._looked = False
         self._plain_rounds = 0
         self._begun = self._length = 0  # of the text, when this answer began and now
         self._answer = 200.0  # tokens of an answer, in the mean
         # Of late, in rounds that had a free guess and in others; time in plain rounds.
         self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
-        self._all_tokens = self._real_time = 1.0
-        self._answer_time = 0.0  # in plain rounds, of this answer
+        # Of this answer: its tokens, its time as reckoned and as it was, and that of its probes.
+        self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
 
     def begin(self, length: int) -> None:
         """See `Planner.begin`."""
-        if self._length > self._begun:
-            self._answer += 0.3 * (self._length - self._begun - self._answer)
+        self._end_answer()
         self._begun = self._length = length
-        self._answer_time = 0.0
+        self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
+        self._looked = False
         self._known.begin()
 
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
         """See `Planner.draft`."""
-        longest = min(self._max, room)
+        longest = min(MAX_LOOKAHEAD, room)
         self._guesses.clear()
         self._copied = NO_DRAFT
         self._rests = self._idle >= _PARKED and self._idle % self._every != 0
@@ -104,7 +104,9 @@ class AdaptivePlanner:
         draft, stood, length = outcome.draft, outcome.num_accepted, outcome.length
         if self._rests:  # a round that costs nothing measurable
             self._length = length + 1
+            self._answer_tokens += 1.0
             self._answer_time += 1.0
+            self._real_time += 1.0
             self._probe_credit += PROBE_SHARE
             self._plain_rounds += 1
             self._idle += 1
@@ -114,6 +116,7 @@ class AdaptivePlanner:
             judge(self._known.match(name), guess, came)
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
+        read = 0.0  # a long one
         certainty = top2_gap(outcome.rows[0]) if self._known.models else 0.0
         drawn = len(draft) - draft.copied
         asked = self._best.drafter.name if self._best is not None and draft else ""
@@ -125,11 +128,13 @@ class AdaptivePlanner:
                 continue
             owed = self._best.owed if self._best else 1
             seconds += self.costs.draft(name, drawn, min(2, owed), length)
+            read = self.costs.draft(name, drawn, owed, length)
             self.costs.observe_draft(name, drawn, owed, length, outcome.draft_seconds)
             model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
         self._count(stood + 1, seconds / plain)
-        real = outcome.draft_seconds + outcome.check_seconds
-        self._real_time = self._real_time * _FADE + real / plain
+        # A round in which the program was held up says nothing of drafting.
+        real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * (seconds + read))
+        self._real_time += real / plain
         # To be parked costs next to nothing, so not every plain round is learnt from then.
         if draft or self._idle < _PARKED or self._every > 1 or self._plain_rounds % 4 == 0:
             self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
@@ -137,18 +142,22 @@ class AdaptivePlanner:
         if draft:
             self._idle, self._drafted = 0, draft
             return
-        # To learn from a round takes about as long as to look for its draft.
-        self._looking += 0.05 * (2 * outcome.draft_seconds / plain - self._looking)
+        # To learn from a round takes about as long as to look for its draft. The first look of an
+        # answer takes in its whole prompt, and says nothing of the others.
+        if self._looked:
+            self._looking += 0.05 * (2 * outcome.draft_seconds / plain - self._looking)
+        self._looked = True
         self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
         self._reference_credit = 0.0  # it shows what a plain round costs
         self._plain_rounds += 1
         self._idle += 1
 
     def status(self) -> PlannerStatus:
-        """See `Planner.status`; the gain is that of some thirty rounds."""
+        """See `Planner.status`."""
         parked = self._idle >= _PARKED
         # Without one plain round seen, what one costs is only what it once was.
-        gain = self._all_tokens / self._real_time if self._plain_rounds else None
+        known = self._plain_rounds and self._real_time
+        gain = self._answer_tokens / self._real_time if known else None
         best = self._best
         if best is None:
             reason = "no drafter has a guess"
@@ -168,7 +177,8 @@ class AdaptivePlanner:
         return PlannerStatus(self._drafted.drafter, len(self._drafted), False, reason, gain)
 
     def to_json(self) -> dict[str, Any]:
-        """What answers showed of the drafters, for another day."""
+        """What answers showed of the drafters, for another day; this one counts as over."""
+        self._end_answer()
         return {"answer": self._answer, **self._known.to_json()}
 
     def recall(self, data: Mapping[str, Any]) -> None:
@@ -185,12 +195,18 @@ class AdaptivePlanner:
         kind = bool(self._guesses)
         return max(1.0, self._tokens[kind] / self._time[kind])
 
+    def _end_answer(self) -> None:
+        """Learn how long answers are; what follows belongs to the next."""
+        if self._length > self._begun:
+            self._answer += 0.3 * (self._length - self._begun - self._answer)
+            self._begun = self._length
+
     def _count(self, tokens: int, time: float) -> None:
         """Take in a round's tokens and its time in plain rounds, long reads left out."""
         kind = bool(self._guesses)
         self._tokens[kind] = self._tokens[kind] * _FADE + tokens
         self._time[kind] = self._time[kind] * _FADE + time
-        self._all_tokens = self._all_tokens * _FADE + tokens
+        self._answer_tokens += tokens
         self._answer_time += time
         self._probe_credit += PROBE_SHARE * time
         self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
@@ -205,8 +221,8 @@ class AdaptivePlanner:
                 options.append(choices.asking(drafter))
             elif name in self._guesses:
                 options.append(choices.taking(drafter, self._guesses[name]))
-        # A long read is paid once and serves what follows: a quarter of an answer, since the rest
-        # may be another kind of text, and no more than there is room for.
+        # A long read is paid once and serves what follows: a fifth of an answer's tokens, since the
+        # rest may be another kind of text, or three fifths of what there is room for.
         served = min(3.0 * (room + 1), max(32.0, self._answer, self._length - self._begun))
         share = min(1.0, 5 * self._speed / served)
         self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
@@ -216,9 +232,10 @@ class AdaptivePlanner:
         asked = [option for option in options if not option.drafter.free] or options
         probe = max(asked, key=lambda o: o.worth - o.arrears)
         loss = probe.arrears - probe.worth
-        if loss > min(self._probe_credit, PROBE_PART * self._answer_time):
+        if loss > min(self._probe_credit, PROBE_PART * self._answer_time - self._probe_time):
             return None
         self._probe_credit -= max(0.0, loss)
+        self._probe_time += max(0.0, loss)
         self._best = probe
         return probe
 

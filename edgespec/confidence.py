@@ -102,31 +102,32 @@ class Outlook:
 
     A belief over acceptance rates (a hidden Markov model): outcomes shift it, and at each there is
     a small chance that the text has just become another. What is then to be expected begins at
-    `prior` and is learnt slowly from what the belief has been whenever the drafter was tried.
+    a prior and is learnt slowly from what the belief has been whenever the drafter was tried.
     """
 
     _RATES = np.linspace(0.02, 0.98, 17)
     _LOG, _LOG_REST = np.log(_RATES), np.log1p(-_RATES)
 
-    def __init__(self, prior: float = 0.7, *, change: float = 0.02, settle: float = 0.02) -> None:
+    _PRIOR, _CHANGE, _SETTLE = 0.7, 0.02, 0.02
+
+    def __init__(self) -> None:
         # Of all beliefs with this mean the widest: exponential in the rate.
         tilts = np.linspace(-8.0, 8.0, 161)
         weights = np.exp(tilts[:, None] * self._RATES)
         weights /= weights.sum(axis=1, keepdims=True)
-        self._prior = weights[np.argmin(np.abs(weights @ self._RATES - prior))]
+        self._prior = weights[np.argmin(np.abs(weights @ self._RATES - self._PRIOR))]
         self._belief = self._prior.copy()
-        self._change, self._settle = change, settle
-        self.rate = prior
+        self.rate = self._PRIOR
 
     def learn(self, stood: float, missed: float, *, tried: bool = True) -> None:
         """Take in how many guesses stood and missed; untried, how many were likely to."""
         belief = self._belief
         belief *= np.exp(stood * self._LOG + missed * self._LOG_REST)
-        changed = 1 - (1 - self._change) ** (stood + missed)
+        changed = 1 - (1 - self._CHANGE) ** (stood + missed)
         belief *= (1 - changed) / belief.sum()
         belief += changed * self._prior
         if tried:
-            self._prior += self._settle * (stood + missed) * (belief - self._prior)
+            self._prior += self._SETTLE * (stood + missed) * (belief - self._prior)
         self.rate = float(belief @ self._RATES)
 
     def to_json(self) -> list[float]:

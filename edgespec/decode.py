@@ -102,7 +102,7 @@ def decode(
                     draft_seconds=drafted_at - began,
                     check_seconds=checked_at - drafted_at,
                     length=len(tokens),
-                    rows=rows,
+                    rows=rows[:, : sampler.width],
                 )
             )
         new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgespec.categorical import Categorical, Floats, Ids, largest
 
 _HEAVIEST = 128  # ids that are always looked at
-_KEPT = 24  # positions whose hashes are kept: more than a planned round has
+_KEPT = 40  # positions whose hashes are kept: more than a planned round has
 
 Hashes = npt.NDArray[np.uint32]
 

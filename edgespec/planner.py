@@ -40,8 +40,8 @@ class PlannerStatus:
 
     `drafter` and `lookahead` are those of the latest draft, empty and 0 while parked; `reason` says
     in words why it drafts or doesn't, and is empty where nobody wanted a draft. `gain` is how many
-    times plain decoding's tokens per second it has reached of late, plain rounds on this machine
-    being the measure; None while unknown.
+    times plain decoding's tokens per second this answer has reached so far, plain rounds on this
+    machine being the measure; None while unknown.
     """
 
     drafter: str

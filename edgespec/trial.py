@@ -119,7 +119,8 @@ def verdict(trials: Sequence[Trial], target: str) -> str:
         return (
             f"None of these drafters pays for {target} on this machine: the best of them, "
             f"{first.name}, costs {first.step:.2f} of a pass of the target for each draft token, "
-            f"of which {first.acceptance:.0%} stand, and no lookahead gains 2% at that rate."
+            f"of which {first.acceptance:.0%} stand, and no lookahead gains {PAYS - 1:.0%} at that "
+            "rate."
         )
     return (
         f"{first.name} pays most for {target} on this machine: {first.acceptance:.0%} of its draft "

@@ -20,7 +20,7 @@ class Draft:
 
     `probs` is None for a deterministic guess: each token then counts as drawn from a point mass.
     `confidence` says how sure the drafter was of each token, on a scale of its own; a planner
-    learns what it is worth. The last `copied` tokens are another drafter's, which went on where
+    learns what it is worth. Where none is given it is 0 for each. The last `copied` tokens are another drafter's, which went on where
     the first stopped.
     """
 
@@ -29,6 +29,10 @@ class Draft:
     drafter: str = ""
     confidence: tuple[float, ...] = ()
     copied: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.confidence and self.tokens:
+            object.__setattr__(self, "confidence", (0.0,) * len(self.tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -112,13 +112,15 @@ class Choices:
                 text = np.concatenate([self._tokens, np.array(drafted, self._tokens.dtype)])
                 guess = drafter.propose(text, longest - size, sampler)
                 matches = self._known.match(drafter.name)
-                gain, hope = 0.0, reach
+                gain, hope, best, most = 0.0, reach, 0.0, 0
                 for more, matched in enumerate(guess.confidence, start=1):
                     hope *= matches.rate(matched)
                     gain += hope
                     copying = gain - price * (check[size + more + 1] - check[size + 1])
-                    if copying > worth + _SWITCH:
-                        worth, self.copied = copying, guess.as_guess(more)
+                    if copying > best:
+                        best, most = copying, more
+                if best > worth + _SWITCH:
+                    worth, self.copied = best, guess.as_guess(most)
             return worth > 0 and not self.copied
 
         return go_on

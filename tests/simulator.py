@@ -19,6 +19,7 @@ import numpy.typing as npt
 from edgespec.costs import POINTS, READS, Costs
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LONGEST_MATCH
+from edgespec.drafters.model import left_out
 from edgespec.planner import Outcome, Planner
 from edgespec.verify import NO_DRAFT, Draft
 
@@ -190,10 +191,10 @@ class FakeDrafter:
     def __init__(self, name: str, game: Game) -> None:
         self.name, self.free, self._game = name, name == "lookup", game
         self.cached = 0
-        self.asked = 0
+        self.asked = self._prompt = 0
 
     def begin(self, length: int) -> None:
-        pass
+        self._prompt = length
 
     def propose(
         self, tokens: Array, max_tokens: int, sampler: Any, go_on: GoOn | None = None
@@ -220,7 +221,9 @@ class FakeDrafter:
         )
 
     def owes(self, tokens: Array) -> int:
-        return max(0, len(tokens) - min(self.cached, self._game.agreed))
+        """As a `ModelDrafter` reads."""
+        read = min(self.cached, self._game.agreed)
+        return max(0, len(tokens) - read - left_out(len(tokens) - max(read, self._prompt)))
 
     def close(self) -> None:
         pass
@@ -267,6 +270,8 @@ class Game:
             end, self.length = self.at + tokens, prompt
             self.agreed = 0
             planner.begin(self.length)
+            for drafter in drafters.values():
+                drafter.begin(self.length)
             while self.at < end:
                 self._cost, began = 0.0, self._clock
                 draft = planner.draft(drafters, zeros[: self.length], len(zeros), SimpleNamespace())

@@ -12,9 +12,9 @@ from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
-from edgespec.planner import FixedPlanner
+from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
-from edgespec.session import CachedSession, TokenBuffer
+from edgespec.session import CachedSession, Logits, TokenBuffer
 from edgespec.text import TextStream
 
 VOCAB = 16
@@ -270,3 +270,23 @@ def test_a_fixed_plan_leaves_an_unsure_free_guess_to_the_model() -> None:
     for text, drafter in (([1, 2, 9, 1, 2], "model"), ([1, 2, 3, 4, 9, 1, 2, 3, 4], "lookup")):
         tokens = TokenBuffer(text)
         assert planner.draft(drafters, tokens.view, 5, sampler).drafter == drafter
+
+
+def test_planners_see_no_padding() -> None:
+    seen: list[Logits] = []
+
+    class Sees(FixedPlanner):
+        def observe(self, outcome: Outcome) -> None:
+            seen.append(outcome.rows.copy())
+
+    target = CachedSession(FakeSession(VOCAB, padding=3))
+    rounds = decode(
+        target,
+        TokenBuffer(PROMPT),
+        sampler=Sampler(GREEDY, VOCAB),
+        planner=Sees(["model"], 2),
+        drafters={"model": model_drafter()},
+        cut=TextStream(PieceTokenizer(LETTERS), max_tokens=9).cut,
+    )
+    assert len(list(rounds)) > 1
+    assert all(rows.shape[1] == VOCAB for rows in seen) and seen

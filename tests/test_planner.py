@@ -34,11 +34,13 @@ from edgespec.decode import decode
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
+from edgespec.experience import Experience
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
 from edgespec.text import TextStream
 from edgespec.verify import NO_DRAFT, Draft, verify_rejection
+from edgespec.worth import Choices
 
 BOTH = ("lookup", "model")
 
@@ -91,12 +93,12 @@ def test_regret_is_at_most_5_percent(machine: str, process: str, names: Sequence
 @pytest.mark.parametrize("machine", ["q4_k_m", "gpu", "apple", "f16"])
 def test_a_useless_drafter_costs_at_most_2_percent(machine: str) -> None:
     for seed in range(3):
-        text, rounds, planner = play(machine, "useless", ["model"], seed)
+        text, rounds, _ = play(machine, "useless", ["model"], seed)
         assert cost(rounds) <= sum(t for _, t in text.answers) / 0.98
-        assert planner.status().parked
+        assert sum(bool(r.drafted) for r in rounds[-200:]) <= 10
 
 
-@pytest.mark.parametrize("machine", ["apple", "gpu"])
+@pytest.mark.parametrize("machine", ["apple", "gpu", "f16"])
 def test_a_switch_is_followed_within_60_tokens(machine: str) -> None:
     """From 60 tokens behind each switch on, it does about as well as the best choice there."""
     every, seeds = 400, 4
@@ -116,7 +118,7 @@ def test_a_switch_is_followed_within_60_tokens(machine: str) -> None:
                 sum(c for at, c in rounds_.items() if at in stretch) for rounds_ in fixed
             )
     assert ours[0] <= theirs[0] / 0.95  # it has parked
-    assert ours[1] <= theirs[1] / 0.92  # it drafts, after a long read
+    assert ours[1] <= theirs[1] / 0.95  # it drafts
 
 
 def test_parked_it_asks_the_model_for_next_to_nothing() -> None:
@@ -438,13 +440,15 @@ def test_an_outlook_follows_a_change_and_remembers_what_is_usual() -> None:
 
 
 def test_the_status_says_what_it_does_and_why() -> None:
-    _, rounds, planner = play("gpu", "steady 0.95", ["model"])
+    text, rounds, planner = play("gpu", "steady 0.95", ["model"])
     status = planner.status()
     assert (status.drafter, status.parked) == ("model", False)
     assert status.lookahead == [r.drafted for r in rounds if r.drafted][-1]
     assert "from model should add" in status.reason and "more than" in status.reason
-    real = len(rounds[-60:]) + sum(r.stood for r in rounds[-60:])
-    assert status.gain == pytest.approx(real / sum(r.cost for r in rounds[-60:]), rel=0.15)
+    begin = sum(tokens for _, tokens in text.answers[:-1])
+    last = [r for r in rounds if r.at >= begin]
+    real = len(last) + sum(r.stood for r in last)
+    assert status.gain == pytest.approx(real / cost(last), rel=0.15)
 
     _, _, planner = play("q4_k_m", "useless", ["model"])
     status = planner.status()
@@ -497,3 +501,118 @@ def test_the_status_before_anything_is_known() -> None:
     assert (status.parked, status.reason, status.gain) == (True, "no drafter has a guess", None)
     assert FixedPlanner((), 0).status().parked
     assert FixedPlanner(["model"], 3).status().reason == "the lookahead is set to 3"
+
+
+def answer(
+    planner: AdaptivePlanner, drafters: dict[str, Any], tokens: int, behind: int = 90
+) -> list[float]:
+    """An answer in which no draft stands; what each round lost, in plain ones."""
+    costs = planner.costs
+    planner.begin(behind)
+    lost = []
+    for length in range(behind + 1, behind + tokens):
+        draft = planner.draft(drafters, text_of(length), 10_000, Sampler(GREEDY, 4))
+        drafting = costs.draft("model", len(draft), 1, length) if draft else 0.0
+        check = costs.seconds("check", len(draft) + 1, length)
+        rows = np.zeros((len(draft) + 1, 4), np.float32)
+        planner.observe(Outcome(draft, 0, 1, drafting, check, length, rows))
+        lost.append((drafting + check) / costs.seconds("check", 1, length) - 1)
+    return lost
+
+
+def test_what_many_short_answers_saved_for_probes_isnt_spent_at_once() -> None:
+    """A prompt that is dear to read keeps the probes out of short answers."""
+
+    class Reads(Asked):
+        def owes(self, tokens: Any) -> int:
+            return 1 if self.sizes else 400
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Reads(0)
+    for _ in range(300):
+        planner._known.model("model").outlook.learn(0, 1)
+    for _ in range(200):
+        assert sum(answer(planner, {"model": drafter}, 128)) == pytest.approx(0)
+    lost = answer(planner, {"model": drafter}, 3000)
+    assert drafter.sizes
+    assert sum(lost) <= 0.03 * 3000
+    behind = max(range(3000), key=lambda at: sum(lost[: at + 1]) - 0.03 * at)
+    assert sum(lost[: behind + 1]) <= 0.03 * behind + 1
+
+
+def test_a_round_in_which_the_program_was_held_up_hardly_counts() -> None:
+    planner = AdaptivePlanner(quick_costs())
+    planner.begin(90)
+    plain = planner.costs.seconds("check", 1, 90)
+    for k in range(100):
+        draft = planner.draft({}, text_of(91 + k), 1000, Sampler(GREEDY, 4))
+        seconds = 2000 * plain if k == 50 else plain
+        planner.observe(Outcome(draft, 0, 0, 0.0, seconds, 91 + k, np.zeros((1, 4), np.float32)))
+    assert planner.status().gain == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_gain_is_that_of_the_answer() -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), Asked(1)
+    planner.begin(90)
+    answer(planner, {}, 40)
+    assert planner.status().gain == pytest.approx(1.0, abs=0.05)
+    planner.begin(90)
+    assert planner.status().gain is None
+    for length in range(91, 300, 5):
+        planner.draft({"model": drafter}, text_of(length), 4, Sampler(GREEDY, 4))
+        costs = planner.costs
+        outcome = Outcome(
+            Draft((0,) * 4, None, "model", (9.5,) * 4), 4, 1, costs.draft("model", 4, 1, length),
+            costs.seconds("check", 5, length), length, np.zeros((5, 4), np.float32),
+        )  # fmt: skip
+        planner.observe(outcome)
+    gain = planner.status().gain
+    assert gain is not None and gain > 1.5
+
+
+def test_the_only_answer_of_a_run_shows_how_long_answers_are() -> None:
+    planner = AdaptivePlanner(quick_costs())
+    before = planner.to_json()["answer"]
+    answer(planner, {}, 20)
+    after = planner.to_json()["answer"]
+    assert after < before - 30
+    assert planner.to_json()["answer"] == after  # and counts once
+    planner.begin(90)
+    assert planner.to_json()["answer"] == after
+
+
+def test_a_drafter_that_gives_no_confidence_is_judged_like_any_other() -> None:
+    class Bare(LookupDrafter):
+        def propose(self, *args: Any) -> Draft:
+            return replace(super().propose(*args), confidence=())
+
+    tokens = np.array([5, 6, 7, 8, 9, 1, 2, 3, 4] * 3, np.int32)
+    for planner in (AdaptivePlanner(quick_costs()), FixedPlanner(["lookup", "model"], 3)):
+        planner.begin(len(tokens))
+        planner.draft({"lookup": Bare(), "model": Asked(1)}, tokens, 9, Sampler(GREEDY, 16))
+
+
+def test_indexing_a_long_prompt_isnt_taken_for_what_a_look_costs() -> None:
+    planner = AdaptivePlanner(quick_costs())
+    planner.begin(5000)
+    plain = planner.costs.seconds("check", 1, 5000)
+    for k in range(40):
+        planner.draft({"lookup": LookupDrafter()}, text_of(5001 + k), 9, Sampler(GREEDY, 4))
+        looking = plain if k == 0 else 0.0
+        rows = np.zeros((1, 4), np.float32)
+        planner.observe(Outcome(NO_DRAFT, 0, 3, looking, plain, 5001 + k, rows))
+    assert planner._every == 1
+
+
+def test_of_a_copy_the_length_that_is_worth_most_is_taken() -> None:
+    """Each more token of it is worth little, all together more than drawing on."""
+    known = Experience()
+    rate = known.match("lookup").rate(40.0)
+    tokens = np.array([*range(1, 15)] * 4, np.int32)
+    choices = Choices(quick_costs(), known, 1.0, tokens[:-1], 31)
+    dear = rate**4.5  # what a token more takes of the time of one
+    choices._check = [dear * n for n in range(40)]
+    assert not choices.go_on("model", [LookupDrafter()], Sampler(GREEDY, 16))(14, 9.5)
+    drawn = known.model("model").confidence.rate(9.5)
+    worth = [sum(drawn * rate**i for i in range(1, k + 1)) - dear * k for k in range(20)]
+    assert max(worth) > 0.1 > max(np.diff(worth)[1:])
+    assert len(choices.copied) == int(np.argmax(worth))

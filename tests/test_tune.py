@@ -54,3 +54,5 @@ def test_a_drafter_that_seldom_has_a_guess_gains_little() -> None:
     seldom = {"lookup": Sample(0.9, 0.05), "model": Sample(0.8)}
     assert "model had its next" in verdict(FLAT, seldom, {"lookup"})
     assert "a guess in 60% of the rounds" in verdict(FLAT, {"lookup": Sample(0.9, 0.6)}, {"lookup"})
+    # 1 + 0.16 tokens in 1.1 plain ones, which is the most that a lookup of this rate gives.
+    assert "does not pay" in verdict(FLAT, {"lookup": Sample(0.15)}, {"lookup"})

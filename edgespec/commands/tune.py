@@ -8,6 +8,8 @@ from edgespec.commands.shared import add_pair, introduction, open_runtime, read_
 from edgespec.errors import ConfigError
 from edgespec.options import add_model_options, count
 
+_LEAST_TOKENS = 16
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -17,7 +19,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_pair(parser)
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
     parser.add_argument(
-        "--max-tokens", type=count, default=64, metavar="N", help="of each sample answer (64)"
+        "--max-tokens",
+        type=count,
+        default=64,
+        metavar="N",
+        help="of each sample answer, drawn at temperature 0 (64)",
     )
     parser.set_defaults(command=run)
     add_model_options(parser)
@@ -34,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("tune compares all lookaheads: leave --lookahead out")
     if not args.draft:
         raise ConfigError("tune measures drafters: leave --no-draft out")
+    if args.max_tokens < _LEAST_TOKENS:
+        raise ConfigError(
+            f"answers of {args.max_tokens} tokens show too little of a drafter: "
+            f"--max-tokens {_LEAST_TOKENS} or more"
+        )
     prompts = read_prompts(args.prompts)
     with open_runtime(args, measure_again=True) as runtime:
         say(*introduction(runtime))

@@ -34,6 +34,11 @@ well as with all of them, wherever it knows the prompt (docs/planner.md).
 """
 
 
+def left_out(missed: int, newest: int = NEWEST) -> int:
+    """Of an answer's tokens that a drafter missed, how many it leaves out: none of a few."""
+    return missed - newest if missed > 1.5 * newest else 0
+
+
 class ModelDrafter:
     """Drafts with a model of its own, under the same sampling steps as the target."""
 
@@ -116,8 +121,7 @@ class ModelDrafter:
         begin = max(begin, FIRST)
         prompt = min(self._prompt, length)
         answer = max(begin, prompt)
-        if length - answer > 1.5 * self._newest:  # or so few are left out that it isn't worth it
-            answer = length - self._newest
+        answer += left_out(length - answer, self._newest)
         begin = max(begin, prompt - self._reads + max(0, length - answer))
         return np.concatenate(
             [
