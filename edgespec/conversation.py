@@ -1,11 +1,14 @@
 """A conversation over a runtime: messages in turn.
 
-Invariant: `messages` changes only when an answer ends, and then it holds what was shown.
+Invariant: `messages` changes only when an answer ends, and then it holds what was shown. A prompt
+is made only behind the end of the answer before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.chat import Message
@@ -26,6 +29,7 @@ class Conversation:
         self._runtime = runtime
         self.system = system
         self.messages: list[Message] = []
+        self._last: Callable[[], Generation | None] = lambda: None
 
     def send(
         self,
@@ -40,9 +44,11 @@ class Conversation:
         """Ask, and stream the answer; both join `messages` when the answer ends.
 
         An answer stopped before its first word, or one that failed, leaves `messages` as before.
+        One that this thread began and left in the middle ends here, with what came.
         Where the context is too small for all of them, the oldest turns are left out of the
         prompt, and a note says so.
         """
+        self._end_last()
         question = Message("user", text)
 
         def finish(result: Result) -> None:
@@ -50,7 +56,7 @@ class Conversation:
                 self.messages += [question, Message("assistant", result.text)]
 
         prompt, notes = self._fit([*self.messages, question], max_tokens)
-        return self._runtime.generate(
+        generation = self._runtime.generate(
             prompt,
             sampling,
             max_tokens=max_tokens,
@@ -60,6 +66,8 @@ class Conversation:
             notes=notes,
             on_finish=finish,
         )
+        self._last = weakref.ref(generation)
+        return generation
 
     def extend(
         self,
@@ -75,6 +83,7 @@ class Conversation:
 
         Raises ConfigError where there is no answer yet.
         """
+        self._end_last()
         if not self.messages or self.messages[-1].role != "assistant":
             raise ConfigError("there is no answer to continue: ask something first")
         before, at = self.messages[-1], len(self.messages) - 1
@@ -85,7 +94,7 @@ class Conversation:
 
         ids = self._runtime.target.tokenizer.encode(before.content)
         prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)
-        return self._runtime.generate(
+        generation = self._runtime.generate(
             prompt,
             sampling,
             max_tokens=max_tokens,
@@ -95,10 +104,19 @@ class Conversation:
             notes=notes,
             on_finish=finish,
         )
+        self._last = weakref.ref(generation)
+        return generation
 
     def clear(self) -> None:
         """Forget every message but the system prompt."""
+        self._end_last()
         self.messages.clear()
+
+    def _end_last(self) -> None:
+        """End an answer that this thread left in the middle; another thread's is its own."""
+        last = self._last()
+        if last is not None and last.reader == threading.get_ident():
+            last.close()
 
     def _fit(
         self, messages: list[Message], max_tokens: int | None, begun: Sequence[int] = ()

@@ -6,6 +6,7 @@ again, the cache agrees with the tokens, and what was shown is what the result h
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -74,6 +75,8 @@ class Engine:
     lock: threading.Lock
     running: weakref.ref[Generation] | None = None
     closed: bool = False
+    on_idle: Callable[[], None] | None = None
+    """Called once, when the answer that is under way has ended."""
 
     @property
     def current(self) -> Generation | None:
@@ -112,9 +115,12 @@ class Generation(Iterator[Chunk]):
         # It knows the answer but not this object: so dropping this closes it, at once.
         self._chunks = self._answer.run(weakref.ref(self))
         self._turn = threading.RLock()
+        self.reader: int | None = None
+        """The thread that took the last chunk; None before the first."""
 
     def __next__(self) -> Chunk:
         with self._turn:
+            self.reader = threading.get_ident()
             return next(self._chunks)
 
     @property
@@ -136,15 +142,25 @@ class Generation(Iterator[Chunk]):
             raise Cancelled("this answer failed, or was closed before it began: it has no result")
         return self._answer.result
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether this thread is in the middle of a chunk: a signal handler asks."""
+        running = inspect.getgeneratorstate(self._chunks) == inspect.GEN_RUNNING
+        return running and self.reader == threading.get_ident()
+
     def cancel(self) -> None:
         """Stop soon, keeping what came; from any thread, at any time, any number of times."""
         self._answer.cancel()
 
     def close(self) -> None:
-        """Stop here: no further chunk comes, and what came is the result; from any thread."""
+        """Stop here: no further chunk comes, and what came is the result; from any thread.
+
+        In a signal handler that came in the middle of a chunk, it stops soon behind the handler.
+        """
         self.cancel()
         with self._turn:
-            self._chunks.close()
+            if not self.interrupted:
+                self._chunks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -243,8 +259,13 @@ class _Answer:
                 engine.cancel.clear()
             engine.running = None
             engine.lock.release()
-            if not failed:
-                self._finish(reason)
+            try:
+                if not failed:
+                    self._finish(reason)
+            finally:
+                on_idle, engine.on_idle = engine.on_idle, None
+                if on_idle is not None:
+                    on_idle()
 
     def _rounds(self) -> Iterator[Round]:
         engine = self._engine

@@ -19,6 +19,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ModelError
 from edgespec.exactness import NEAR_TIE
 from edgespec.planner import FixedPlanner, Planner
+from edgespec.platform import expanded
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import check_same_tokens
@@ -57,17 +58,25 @@ def make_planner(
 
 
 def find_files(
-    pair: str | None, target: Path | str | None, drafters: Sequence[str] | None, fetch: bool
+    pair: str | None,
+    target: Path | str | None,
+    drafters: Sequence[str] | None,
+    fetch: bool,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, list[str]]:
     """The target's file, and drafters as "lookup" or a file, fetched where needed.
 
-    In `drafters`, "model" stands for all of the pair's models that draft.
+    In `drafters`, "model" stands for all of the pair's models that draft. Raises ConfigError,
+    before anything is fetched, for a choice that can't be.
     """
+    if drafters is not None:
+        drafters = [drafters] if isinstance(drafters, str) else list(drafters)
     if target is not None:
-        chosen = [LOOKUP] if drafters is None else list(drafters)
+        chosen = [LOOKUP] if drafters is None else drafters
         if MODEL in chosen:
             raise ConfigError("there is no drafter model to choose: name its file with --drafter")
         _refuse_two(chosen)
+        _refuse_missing(chosen)
         return Path(target), chosen
     spec = load_registry().pair(pair)
     models = [drafter for drafter in spec.drafters if isinstance(drafter, ModelSpec)]
@@ -77,8 +86,9 @@ def find_files(
     for drafter in spec.drafters if drafters is None else drafters:
         named += models if drafter == MODEL else [drafter]
     _refuse_two([d if isinstance(d, str) else d.name for d in named])
-    local = [d if isinstance(d, str) else str(_local(d, fetch)) for d in named]
-    return _local(spec.target, fetch), local
+    _refuse_missing([d for d in named if isinstance(d, str)])
+    local = [d if isinstance(d, str) else str(_local(d, fetch, report)) for d in named]
+    return _local(spec.target, fetch, report), local
 
 
 def _refuse_two(drafters: Sequence[str]) -> None:
@@ -92,13 +102,30 @@ def _refuse_two(drafters: Sequence[str]) -> None:
         raise ConfigError("lookup is named twice: name it once")
 
 
-def _local(spec: ModelSpec, fetch: bool) -> Path:
+def _refuse_missing(drafters: Sequence[str]) -> None:
+    for name in drafters:
+        if name != LOOKUP and not expanded(name).exists():
+            raise ConfigError(
+                f"there is no drafter {name}: choose {LOOKUP}, {MODEL} (those of a pair) or a "
+                "model file that is there"
+            )
+
+
+def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
     from edgespec import fetch as sources
 
     path = sources.local_path(spec)
-    if path is None and not fetch:
-        raise ModelError(f"{spec.name} isn't on this machine: run `edgespec pull {spec.name}`")
-    return path or sources.fetch(spec)
+    if path is not None:
+        return path
+    here = sources.is_here(spec)
+    if not fetch:
+        lacks = "wasn't compared with its SHA-256 yet" if here else "isn't on this machine"
+        raise ModelError(f"{spec.name} {lacks}: run `edgespec pull {spec.name}`")
+    size = sources.human_bytes(spec.size_bytes)
+    report(
+        f"comparing {spec.name} with its SHA-256" if here else f"downloading {spec.name}, {size}"
+    )
+    return sources.fetch(spec)
 
 
 def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:

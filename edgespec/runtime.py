@@ -123,7 +123,7 @@ class Runtime:
         """
         if pair is not None and target is not None:
             raise ConfigError("give a pair or a target file, not both")
-        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch)
+        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
         cancel = CancelFlag()
         options = LoadOptions(
             context_size,
@@ -246,19 +246,32 @@ class Runtime:
             running.cancel()
 
     def close(self) -> None:
-        """Stop what runs and free the models."""
-        self._engine.closed = True
-        running = self._engine.current
+        """Stop what runs and free the models.
+
+        In a signal handler that came in the middle of an answer, they are freed as that one ends.
+        """
+        engine = self._engine
+        engine.closed = True
+        running = engine.current
         if running is not None:
             running.close()
-        with self._engine.lock:
+        interrupted = running is not None and running.interrupted
+        if engine.lock.acquire(blocking=not interrupted):
             try:
-                self._on_close()
+                self._free()
             finally:
-                self._on_close = lambda: None
-                for drafter in self.drafters.values():
-                    drafter.close()
-                self.target.close()
+                engine.lock.release()
+        else:
+            engine.on_idle = self.close
+
+    def _free(self) -> None:
+        try:
+            self._on_close()
+        finally:
+            self._on_close = lambda: None
+            for drafter in self.drafters.values():
+                drafter.close()
+            self.target.close()
 
     def __enter__(self) -> Self:
         return self

@@ -42,12 +42,13 @@ class TextStream:
     ) -> None:
         if max_tokens < 0:
             raise ConfigError(f"max_tokens must be 0 or more, not {max_tokens}")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if any(not text for text in stop):
             raise ConfigError("a stop string must not be empty")
         self._stop_ids = tokenizer.stop_ids
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._max_tokens = max_tokens
-        self._stop = tuple(stop)
+        self._stop = stop
         self._longest = max(map(len, stop), default=0)
         self._tail = ""  # decoded, not released
         self._released = 0  # characters given out by `take`

@@ -118,6 +118,8 @@ def test_arguments_that_make_no_sense(
         (["run", "hi", "--drafters", "lookup", "--drafter", "small.gguf"], "leaves out small.gguf"),
         (["run", "hi", "--target", "a.gguf", "--drafters", "model"], "no drafter model"),
         (["run", "x", "--target", "none.gguf"], "doesn't exist"),
+        (["run", "x", "--drafters", "modle"], "no drafter modle: choose lookup, model"),
+        (["run", "x", "--target", "none.gguf", "--drafter", "nine.gguf"], "no drafter nine.gguf"),
         (["run", "x", "--no-draft", "--drafter", "lookup"], "contradict"),
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
         (["run", "  "], "empty"),
@@ -196,6 +198,14 @@ def test_pulling_a_pair_that_is_named_like_its_target(
     for name, files in (("big", [big, small]), ("small", [small])):
         code, out, _ = in_process(capsys, "pull", name)
         assert (code, out.splitlines()) == (0, files)
+
+    def state() -> str:
+        rows = in_process(capsys, "models")[1].splitlines()
+        return next(row for row in rows if row.startswith("big ")).split()[-1]
+
+    assert state() == "here"
+    Path(small).unlink()
+    assert state() == "missing"  # nothing can download it
 
 
 def test_a_choice_among_the_drafters_of_a_pair(tmp_path: Path) -> None:
@@ -637,6 +647,9 @@ def test_tune_prints_the_sums_and_one_sentence(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.lstrip().startswith("pays from acceptance") for line in lines)
     assert lines[-1].startswith(("Speculation ", "No drafter "))
+    short = ["tune", "--target", str(folder / "a.gguf"), "--max-tokens", "2"]
+    assert cli.main(short) == 1
+    assert "tokens show too little of a drafter" in capsys.readouterr().err
     prompts.write_text("[]")
     assert cli.main(["tune", "--target", str(folder / "a.gguf"), "--prompts", str(prompts)]) == 1
     assert "holds no prompts" in capsys.readouterr().err

@@ -27,7 +27,7 @@ import pytest
 from hub_server import COMMIT, HubServer
 
 from edgespec.errors import FetchError, HashMismatch
-from edgespec.fetch import default_cache_dir, fetch, local_path
+from edgespec.fetch import default_cache_dir, fetch, is_here, local_path
 from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -283,6 +283,18 @@ def test_local_files(tmp_path: Path, cache: Path) -> None:
     assert file.exists(), "a user's own file is never removed"
     unhashed = spec(FileSource(file), sha256=None)
     assert fetch(unhashed, cache_dir=cache) == file == local_path(unhashed, cache_dir=cache)
+
+
+def test_a_named_hash_is_compared_before_a_file_counts_as_ready(
+    tmp_path: Path, cache: Path
+) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(CONTENT)
+    own = spec(FileSource(file))
+    cache.write_bytes(b"")  # a cache that can't be written to, so it lasts for this process alone
+    assert local_path(own, cache_dir=cache) is None and is_here(own, cache_dir=cache)
+    assert fetch(own, cache_dir=cache) == file == local_path(own, cache_dir=cache)
+    assert local_path(replace(own, sha256="0" * 64), cache_dir=cache) is None
 
 
 def test_full_disk_is_seen_before_the_download(server: HubServer, cache: Path) -> None:

@@ -27,7 +27,7 @@ from tiny_gguf import (
     write_tiny,
 )
 
-from edgespec.backends import LoadOptions, load_model
+from edgespec.backends import LoadOptions, llama_tokenizer, load_model
 from edgespec.backends.llama_device import choose_layers
 from edgespec.chat import Message
 from edgespec.errors import (
@@ -310,6 +310,30 @@ def test_a_closed_models_words(load: Callable[..., Model]) -> None:
         model.tokenizer.encode("a")
     with pytest.raises(ModelError):
         model.tokenizer.token_bytes(290)
+
+
+@pytest.mark.parametrize("call", ["llama_tokenize", "llama_token_to_piece"])
+def test_closing_waits_for_a_thread_that_reads_the_vocabulary(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    model = load()
+    closer = threading.Thread(target=model.close)
+    native = getattr(llama_tokenizer.lib, call)
+    closed_within = []
+
+    def slow(*args: Any) -> int:
+        closer.start()
+        closer.join(0.3)
+        closed_within.append(not closer.is_alive())
+        return 0 if closed_within[-1] else native(*args)
+
+    monkeypatch.setattr(llama_tokenizer.lib, call, slow)
+    if call == "llama_tokenize":
+        model.tokenizer.encode("a")
+    else:
+        model.tokenizer.token_bytes(290)
+    closer.join(60)
+    assert not closer.is_alive() and closed_within == [False]
 
 
 # ------------------------------------------------------------------------------ recurrent models

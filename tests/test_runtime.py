@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
@@ -21,12 +25,16 @@ from edgespec.errors import (
     Cancelled,
     ConfigError,
     ContextFull,
+    FetchError,
+    HashMismatch,
     ModelError,
     NumericalError,
     RegistryError,
 )
 from edgespec.generation import Generation
+from edgespec.opening import find_files
 from edgespec.planner import FixedPlanner
+from edgespec.registry import ModelSpec, user_models_file
 from edgespec.sampling import GREEDY, SamplingParams
 from edgespec.session import CancelFlag
 from edgespec.tokenizer import decode
@@ -317,6 +325,39 @@ def test_closing_with_an_answer_in_the_middle() -> None:
     assert generation.result.finish_reason == "cancelled"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
+@pytest.mark.parametrize("at", ["chunk", "end"])
+def test_closing_in_a_signal_handler(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an answer of the same thread: it ends as if cancelled, and all is freed."""
+    runtime = make(drafter=(drafter := FakeSession(VOCAB, bias=LETTERS)))
+    target = session(runtime)
+    forward, calls = target.forward, []
+
+    def interrupted(*args: object, **options: object) -> object:
+        calls.append(len(calls))
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGUSR1)
+        return forward(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "forward", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: runtime.close())
+    try:
+        if at == "chunk":
+            generation = runtime.generate("hello", GREEDY, max_tokens=40)
+        else:
+            generation = runtime.generate(
+                "hello", GREEDY, max_tokens=3,
+                on_finish=lambda _: signal.raise_signal(signal.SIGUSR1),
+            )  # fmt: skip
+        result = generation.result
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert result.finish_reason == ("cancelled" if at == "chunk" else "length")
+    assert target.closed and drafter.closed
+    with pytest.raises(ModelError, match="this runtime is closed"):
+        runtime.generate("a")
+
+
 def test_closing_while_another_thread_computes() -> None:
     runtime = make(seconds=0.002)
     generation = runtime.generate("x" * 4000, GREEDY)
@@ -388,6 +429,38 @@ def test_what_a_stopped_answer_leaves() -> None:
     shown = next(abandoned).text
     abandoned.close()
     assert history(chat)[2:] == [("user", "three"), ("assistant", shown)]
+
+
+@pytest.mark.parametrize("then", ["send", "extend", "clear"])
+def test_an_answer_left_in_the_middle_ends_before_the_next_prompt(then: str) -> None:
+    runtime = make()
+    chat = runtime.conversation()
+    left = chat.send("one", GREEDY, max_tokens=30)
+    for _ in left:
+        break
+    kept = [("user", "one"), ("assistant", left.text)]
+    if then == "clear":
+        chat.clear()
+        assert left.result.finish_reason == "cancelled" and chat.messages == []
+        return
+    more = chat.send("two", GREEDY, max_tokens=5) if then == "send" else chat.extend(GREEDY)
+    assert history(chat) == kept
+    other = runtime.conversation()
+    other.messages = list(chat.messages)
+    same = other.send("two", GREEDY) if then == "send" else other.extend(GREEDY)
+    assert more.counters.prompt_tokens == same.counters.prompt_tokens
+    if then == "send":
+        assert more.result.finish_reason == "length"
+        assert history(chat) == [*kept, ("user", "two"), ("assistant", more.text)]
+
+
+def test_another_threads_answer_is_not_ended() -> None:
+    chat = make().conversation()
+    first = chat.send("one", GREEDY, max_tokens=30)
+    in_thread(lambda: next(first)).join(20)
+    with pytest.raises(Busy):
+        next(chat.send("two", GREEDY))
+    assert first.result.finish_reason == "length"
 
 
 def test_what_goes_on_joins_only_the_answer_it_goes_on_with() -> None:
@@ -480,6 +553,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config"))
 
 
 def test_files_instead_of_a_pair(tiny: Path) -> None:
@@ -503,7 +577,7 @@ def test_what_cant_be_opened(tiny: Path) -> None:
         Runtime.open("no-such-pair")
     with pytest.raises(ModelError):
         Runtime.open(target=tiny.with_name("none.gguf"))
-    with pytest.raises(ModelError):
+    with pytest.raises(ConfigError, match=r"no drafter none\.gguf"):
         Runtime.open(target=tiny, drafters=["none.gguf"], lookahead=2)
     with pytest.raises(ConfigError, match="twice"):
         Runtime.open(target=tiny, drafters=["lookup", "lookup"], lookahead=2)
@@ -511,6 +585,70 @@ def test_what_cant_be_opened(tiny: Path) -> None:
         Runtime.open(target=tiny, drafters=["none.gguf", "lookup", "never.gguf"])
     with pytest.raises(ConfigError):
         Runtime.open(target=tiny, drafters=[], lookahead=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threads": 0}, "--threads must be 1 or more, not 0"),
+        ({"context_size": -1}, "--ctx-size must be 1 or more, not -1"),
+        ({"device": "gpu"}, "there is no device gpu: choose auto, cpu, cuda"),
+    ],
+)
+def test_a_wrong_option_is_told_as_what_it_is(
+    tiny: Path, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Runtime.open(target=tiny, **options)
+
+
+def test_one_string_is_one_item(tiny: Path) -> None:
+    assert find_files(None, tiny, "lookup", fetch=False) == (tiny, ["lookup"])
+    runtime = Runtime(fake_model(script("one two", 3)), planner=FixedPlanner((), 0))
+    result = runtime.generate(list(b"abc"), GREEDY, max_tokens=50, stop=" two").result
+    assert (result.text, result.finish_reason) == ("one", "stop")
+
+
+def test_a_download_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def offline(spec: ModelSpec) -> Path:
+        raise FetchError(f"{spec.name}, told: {told}")
+
+    monkeypatch.setattr("edgespec.fetch.fetch", offline)
+    with pytest.raises(FetchError, match=r"told: \['downloading smollm2-135m, 98 MB'\]"):
+        Runtime.open("smollm2", report=told.append)
+
+
+def test_a_file_is_compared_with_its_hash_before_it_runs(tiny: Path) -> None:
+    folder = user_models_file().parent
+    folder.mkdir(parents=True)
+    user_models_file().write_text(
+        f"""
+        [models.mine]
+        source = {{ kind = "file", path = '{tiny}' }}
+        sha256 = "{"0" * 64}"
+        format = "gguf"
+        [pairs.mine]
+        target = "mine"
+        drafters = []
+        description = "One whose file was replaced"
+        """,
+        encoding="utf-8",
+    )
+    with pytest.raises(ModelError, match="wasn't compared with its SHA-256"):
+        Runtime.open("mine", fetch=False)
+    told: list[str] = []
+    with pytest.raises(HashMismatch):
+        Runtime.open("mine", report=told.append)
+    assert told == ["comparing mine with its SHA-256"]
+    digest = hashlib.sha256(tiny.read_bytes()).hexdigest()
+    text = user_models_file().read_text("utf-8").replace("0" * 64, digest)
+    user_models_file().write_text(text, "utf-8")
+    for times in (1, 0):
+        told.clear()
+        Runtime.open("mine", threads=1, report=told.append).close()
+        assert told == ["comparing mine with its SHA-256"] * times
 
 
 def test_a_model_not_here_and_not_to_be_fetched() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgespec import platform
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
+from edgespec.options import DEVICES
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
@@ -40,8 +41,13 @@ class LoadOptions:
     allow_cpu: bool = False
 
     def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"there is no device {self.device}: choose {', '.join(DEVICES)}")
+        for name, value in (("--threads", self.threads), ("--ctx-size", self.context_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {value}")
         most = max(16, 4 * (os.cpu_count() or 1))
-        if self.threads is not None and not 1 <= self.threads <= most:
+        if self.threads is not None and self.threads > most:
             raise ConfigError(
                 f"{self.threads} threads would only wait for each other on "
                 f"{platform.usable_cpus()} CPUs: choose --threads 1 to {most}, or leave it out"

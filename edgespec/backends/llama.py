@@ -59,6 +59,7 @@ class NativeModel:
         if not handle:
             raise ModelError(f"llama.cpp can't load {path.name}: {_log.last_error()}")
         self.handle = handle
+        self.lock = threading.RLock()  # held while the vocabulary is used; a signal may close
         self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
         self._free = weakref.finalize(self, lib.llama_model_free, handle)
 
@@ -69,7 +70,8 @@ class NativeModel:
     def close(self) -> None:
         for session in list(self.sessions):
             session.close()
-        self._free()
+        with self.lock:
+            self._free()
 
 
 class LlamaSession:

@@ -1,12 +1,14 @@
 """The vocabulary inside a GGUF file, through llama.cpp's own tokenizer.
 
-Invariant: `encode` never yields a control or stop token, whatever the text says.
+Invariant: `encode` never yields a control or stop token, whatever the text says, and the vocabulary
+isn't freed while it is read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -21,6 +23,8 @@ class Native(Protocol):
     """The loaded weights, or at least their vocabulary."""
 
     handle: Any
+    lock: threading.RLock
+    """Held while the vocabulary is read, and while it is freed."""
 
     @property
     def closed(self) -> bool: ...
@@ -123,21 +127,23 @@ class LlamaTokenizer:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        self._check_open()
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         ids = (lib.llama_token * room)()
-        count = lib.llama_tokenize(self._vocab, data, len(data), ids, room, False, False)
+        with self._native.lock:
+            self._check_open()
+            count = lib.llama_tokenize(self._vocab, data, len(data), ids, room, False, False)
         if count < 0:
             raise ModelError(f"{self.name} can't tokenize this text ({count})")
         return list(ids[:count])
 
     def _piece(self, token: int) -> bytes:
-        self._check_open()
         room = 256
         while True:
             buffer = ctypes.create_string_buffer(room)
-            size = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            with self._native.lock:
+                self._check_open()
+                size = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
             if size >= 0:
                 return buffer.raw[:size]
             room = -size

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.registry import ModelSpec
+    from edgespec.registry import ModelSpec, PairSpec
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,14 +20,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
-    from edgespec.fetch import local_path
-    from edgespec.fetch.sources import human_bytes
+    from edgespec.fetch import human_bytes, is_here
     from edgespec.registry import load_registry
 
     registry = load_registry()
     here = {
-        pair.name: all(local_path(spec) is not None for spec in pair.models)
-        for pair in registry.pairs.values()
+        pair.name: all(is_here(spec) for spec in pair.models) for pair in registry.pairs.values()
     }
     if args.json:
         rows = [
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     table = [("PAIR", "DOWNLOAD", "MEMORY", "LICENCE", "DRAFTERS", "STATE")]
     for pair in registry.pairs.values():
-        state = ["here" if here[pair.name] else "to download"]
+        state = ["here" if here[pair.name] else "missing" if _lost(pair) else "to download"]
         state += ["untested"] * pair.untested + ["default"] * (pair is registry.default)
         table.append(
             (
@@ -66,6 +64,14 @@ def run(args: argparse.Namespace) -> int:
         print("  ".join(cells).rstrip())
     print("untested: taken from its publisher's page, never run by us", file=sys.stderr)
     return 0
+
+
+def _lost(pair: PairSpec) -> bool:
+    """Whether a file that nothing can download isn't where the models file says."""
+    from edgespec.fetch import is_here
+    from edgespec.registry import FileSource
+
+    return any(isinstance(m.source, FileSource) and not is_here(m) for m in pair.models)
 
 
 def _name(drafter: ModelSpec | str) -> str:

