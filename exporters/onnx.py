@@ -32,7 +32,7 @@ DTYPES = ("fp32", "fp16", "int8", "int4")
 Style = Literal["fused", "portable"]
 
 INSTALL = "pip install 'edgespec[export]'"
-_BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.25, "int4": 5.125}  # with scales and zeros
+_BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.0}  # with scales
 _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
 _ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
 

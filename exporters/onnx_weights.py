@@ -81,9 +81,10 @@ def quantise(
             packed[weight.name] = _stored(graph, weight.name, made)
             outcome.numbers += rows * columns
         bias = node.inputs[2] if len(node.inputs) > 2 else None
+        rest = [None, None, bias] if bias is not None else []  # no zeros, no order of columns
         new = ir.node(
             "MatMulNBits",
-            [node.inputs[0], *packed[weight.name], *([None, bias] if bias is not None else [])],
+            [node.inputs[0], *packed[weight.name], *rest],
             {
                 "K": columns, "N": rows, "bits": bits, "block_size": block,
                 "accuracy_level": accuracy_level,
@@ -102,11 +103,11 @@ def quantise(
             _gather(graph, ends.embedding, _stored(graph, table.name, made), bits, block)
         else:
             # The same bytes as the head's, seen as rows.
-            blocks, scales, zeros = packed[table.name]
+            blocks, scales = packed[table.name]
             data = blocks.const_value.numpy()
             rows_of = constant(graph, f"{blocks.name}.rows", data.reshape(len(data), -1))
             outcome.aliases[str(rows_of.name)] = str(blocks.name)
-            _gather(graph, ends.embedding, (rows_of, scales, zeros), bits, block)
+            _gather(graph, ends.embedding, (rows_of, scales), bits, block)
     return outcome
 
 
@@ -121,17 +122,16 @@ def _stored(graph: ir.Graph, name: str, made: Packed) -> tuple[ir.Value, ...]:
     return (
         constant(graph, f"{name}.blocks", made.data),
         constant(graph, f"{name}.scales", made.scales),
-        constant(graph, f"{name}.zeros", made.zeros),
     )
 
 
 def _gather(
     graph: ir.Graph, embedding: ir.Node, stored: tuple[ir.Value, ...], bits: int, block: int
 ) -> None:
-    data, scales, zeros = stored
+    data, scales = stored
     table = embedding.inputs[0]
     new = ir.node(
-        "GatherBlockQuantized", [data, embedding.inputs[1], scales, zeros],
+        "GatherBlockQuantized", [data, embedding.inputs[1], scales],
         {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1},
         domain=CONTRIB, name=embedding.name,
     )  # fmt: skip

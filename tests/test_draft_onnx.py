@@ -271,10 +271,11 @@ def test_rows_asked_for_together_are_those_asked_for_one_at_a_time(tmp_path: Pat
 
 
 @needs_ir
+@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_heads_in_blocks_lose_rows_with_their_scales_and_zeros(
-    bits: int, flat: bool, tmp_path: Path
+    bits: int, flat: bool, zero: bool, tmp_path: Path
 ) -> None:
     whole = write_tiny_onnx(tmp_path / "whole", attention="gqa")
     rng = np.random.default_rng(0)
@@ -289,9 +290,11 @@ def test_heads_in_blocks_lose_rows_with_their_scales_and_zeros(
             "s": scales.reshape(-1) if flat else scales,
             "z": zeros.reshape(-1) if flat else zeros,
         }
+        if not zero:
+            del parts["z"]
         graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in parts.items())
         made = helper.make_node(
-            "MatMulNBits", [head.input[0], "b", "s", "z"], list(head.output),
+            "MatMulNBits", [head.input[0], *parts], list(head.output),
             domain="com.microsoft", K=WIDTH, N=SIZE, bits=bits, block_size=WIDTH,
         )  # fmt: skip
         head.CopyFrom(made)
