@@ -366,6 +366,29 @@ def test_a_torn_line_is_mended_and_told_once(tmp_path: Path) -> None:
     assert again.notes == ()
 
 
+def test_a_crash_while_a_torn_line_is_mended_is_told_once(tmp_path: Path) -> None:
+    writer = History(tmp_path).begin()
+    writer.put(0, turn(0))
+    writer.put(1, turn(1))
+    writer.close()
+    data = writer.path.read_bytes()
+    torn = data.rindex(b'{"kind": "turn"') + 40
+    writer.path.write_bytes(data[:torn])
+    opened = History(tmp_path).resume(writer.id)
+    opened.writer.put(1, turn(7))
+    opened.writer.close()
+    mended = writer.path.read_bytes()
+    for size in range(torn, len(mended)):
+        writer.path.write_bytes(mended[:size])
+        opened = History(tmp_path).resume(writer.id)
+        opened.writer.put(len(opened.turns), turn(9))
+        opened.writer.close()
+        again = History(tmp_path).resume(writer.id)
+        assert answers(again.turns) == [*answers(opened.turns), "answer 9"]
+        assert again.notes == (), size
+        again.writer.close()
+
+
 def test_a_line_that_lacks_its_line_break_alone_is_whole(tmp_path: Path) -> None:
     writer = History(tmp_path).begin()
     writer.put(0, turn(0))

@@ -12,10 +12,12 @@ from typing import BinaryIO
 
 from edgespec.terminal import printable
 from edgespec.tui.messages import Turn
-from edgespec.tui.records import VERSION, Mark, Mended, Placed, Record, Start, decode
+from edgespec.tui.records import VERSION, Mark, Mended, Placed, Record, Start, decode, encode
 
 _FIRST_LOOK = 4096
 """Bytes of a file's end that hold its mark, unless a crash tore what follows it."""
+
+_MENDED = encode(Mended())
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Replay:
         notes: sentences on what couldn't be read.
         problem: a sentence where nothing can be read.
         length: bytes of the file.
-        torn: what the file's last line lacks: nothing, its line break, or more.
+        torn: what the file's last line lacks: nothing, its line break, or more; "mark" where it is
+            damaged and ends, so that only a `Mended` is missing behind it.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -40,7 +43,7 @@ class Replay:
     notes: tuple[str, ...] = ()
     problem: str = ""
     length: int = 0
-    torn: str = ""  # "" | "line break" | "more"
+    torn: str = ""  # "" | "line break" | "more" | "mark"
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Reading:
     mark: Mark | None = None
     start: Start | None = None
     damaged: list[int] = field(default_factory=list)
+    half_mended: set[int] = field(default_factory=set)  # those that a crash left of a `Mended`
     unknown: int = 0
     last: Record | None = None
 
@@ -62,8 +66,11 @@ class _Reading:
                 del self.slots[later]
             self.slots[record.index] = record.turn
         elif isinstance(record, Mended):
-            if self.damaged and self.damaged[-1] == number - 1:
-                self.damaged.pop()  # told when it was mended
+            # Told when it was mended, which a crash may have cut short some times.
+            while self.damaged and self.damaged[-1] == number - 1:
+                number = self.damaged.pop()
+                if number not in self.half_mended:
+                    break
         else:
             self.unknown += 1
         self.last = record
@@ -82,6 +89,9 @@ def replay(file: BinaryIO, path: Path) -> Replay:
         except ValueError:
             if line.endswith(b"\n"):
                 reading.damaged.append(number)
+                torn = "mark"
+                if _MENDED.startswith(line[:-1]):
+                    reading.half_mended.add(number)
             else:
                 torn = "more"
                 cut_turn = not isinstance(reading.last, Placed)  # or it was only the turn's mark

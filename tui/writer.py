@@ -236,7 +236,8 @@ class Writer:
             lines = [encode(Start(VERSION, self._created))]
             lines += [encode(Placed(place, turn)) for place, turn in enumerate(self._turns)]
         else:
-            mend = {"": [], "line break": [b"\n"], "more": [b"\n", encode(Mended())]}
+            mended = encode(Mended())
+            mend = {"": [], "line break": [b"\n"], "more": [b"\n", mended], "mark": [mended]}
             lines = [*mend[self._torn], *self._unsaved]
         return b"".join([*lines, encode(mark)])
 
