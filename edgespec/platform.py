@@ -212,8 +212,19 @@ def limit_spinning() -> None:
     """
     pressed = cpu_pressure() > _PRESSED
     if pressed and not os.environ.keys() & WAITING:
-        os.environ["GOMP_SPINCOUNT"] = SPINS
-        _OWN.add("GOMP_SPINCOUNT")
+        set_spins(SPINS)
+
+
+def set_spins(turns: str | None) -> None:
+    """Have threads of GNU's OpenMP wait so many turns before they sleep; None: as many as it likes.
+
+    Works before libgomp is loaded, and is for where the person set nothing.
+    """
+    _OWN.add("GOMP_SPINCOUNT")
+    if turns is None:
+        os.environ.pop("GOMP_SPINCOUNT", None)
+    else:
+        os.environ["GOMP_SPINCOUNT"] = turns
 
 
 def cpu_pressure(file: Path = Path("/proc/pressure/cpu")) -> float:

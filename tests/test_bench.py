@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import codecs
+import hashlib
+import io
 import json
+import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from fakes import FakeSession, fake_model
 from tiny_gguf import write_tiny
 
-from edgespec import Runtime, cli
+from edgespec import Runtime, cli, platform
 from edgespec.bench import (
     charts,
     driver,
     files,
     identity,
     peers,
+    progress,
     prompts,
     protocol,
     record,
@@ -451,6 +458,7 @@ def test_a_measurement_goes_on_only_with_the_same_code_and_peers(tmp_path: Path)
     one = Pair("p", {"sha256": "t"}, [], settings, ["plain"], {"it": {"versions": {"it": "1"}}})
     with Writer(tmp_path) as writer:
         driver._same_conditions(writer, one)
+        writer.append(one)
         driver._same_conditions(writer, one)
         assert len((tmp_path / files.FILE).read_bytes().splitlines()) == 1
         for changed, says in (
@@ -494,6 +502,8 @@ def test_the_prompts_that_come_along() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('{"turns": ["a"]}\n\n{"turn": ["b"]}', "and line 3 isn't"),
+        ("[" * 200_000, "holds no prompts"),
         (None, "can't read"),
         ("", "holds no prompts"),
         ("[1]", "holds no prompts"),
@@ -517,6 +527,20 @@ def test_a_file_without_categories(tmp_path: Path) -> None:
     assert [(p.name, p.category) for p in found.prompts] == [
         ("line 1", "prompts"), ("line 3", "prompts"),
     ]  # fmt: skip
+
+
+def test_prompts_as_editors_and_programs_write_them(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    turns = ["line\u2028separator", "next\x85line", "half \ud83d"]
+    lines = [
+        json.dumps({"turns": turns[:2], "category": "\ud83d\n x"}, ensure_ascii=False),
+        json.dumps({"turns": turns[2:], "id": "\ud83d"}),
+    ]
+    data = "\r\n".join(lines).encode("utf-8", "surrogatepass").replace(b"\xed\xa0\xbd", b"\\ud83d")
+    file.write_bytes(codecs.BOM_UTF8 + data + b"\r\n")
+    one, two = prompts.load(str(file)).prompts
+    assert (one.name, one.category, list(one.turns)) == ("line 1", "? x", turns[:2])
+    assert (two.name, two.category, two.turns) == ("?", "prompts", ("half ?",))
 
 
 # ------------------------------------------------------------------------------------ energy
@@ -719,6 +743,10 @@ else:
         asked = json.loads(line)
         if asked["setting"] == "broken":
             print("this is no reply")
+        elif asked["setting"] == "empty":
+            print("{}")
+        elif asked["setting"] == "number":
+            print(3)
         else:
             n = asked["max_tokens"]
             print(json.dumps({"tokens": asked["ids"][:n], "finish_reason": "length",
@@ -792,6 +820,10 @@ def test_a_measurement_from_the_command_line(
         (["--lookahead", "many"], 2, "usage"),
         (["--drafters", "a,,b"], 2, "no list"),
         (["--tokens", "0"], 2, "below 1"),
+        (["--tokens", "1"], 1, "give --tokens 2 or more"),
+        (["--peer", __file__, "--peer", __file__ + ":fast"], 1, "two --peer are called test-bench"),
+        (["--report", __file__], 1, "line 1, is no result of edgespec bench"),
+        (["--report", os.devnull], 1, "holds no results of edgespec bench"),
     ],
 )
 def test_what_makes_no_sense(
@@ -830,7 +862,104 @@ def test_names_of_pairs_that_are_files() -> None:
         return named_pairs([], files[0], files[1:])[0].name
 
     assert name("a/qwen2.5-coder.gguf", "b/small-q4.gguf") == "qwen2.5-coder+small-q4"
-    assert name("a/qwen2.5-int4/model.onnx") == name("a/qwen2.5-int4") == "qwen2.5-int4"
+    assert name("odd \udcff.gguf") == "odd ?"
+
+
+def onnx_files(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        begin = b"\x08\x08\x12" if name.endswith(".onnx") else b"{}"
+        (folder / name).write_bytes(begin + name.encode())
+    return folder
+
+
+def test_graphs_of_one_folder_are_models_of_their_own(tmp_path: Path) -> None:
+    repo = onnx_files(tmp_path / "m", "config.json", "tokenizer.json")
+    onnx = onnx_files(repo / "onnx", "a.onnx", "a.onnx_data", "b.onnx", "b.onnx.data")
+    one, two = onnx / "a.onnx", onnx / "b.onnx"
+    assert named_pairs([], str(one), [])[0].name == identity.identity(one)["name"] == "m/a.onnx"
+    assert identity.identity(one)["sha256"] != identity.identity(two)["sha256"]
+    for file, belongs in (
+        (onnx / "a.onnx", True), (onnx / "a.onnx_data", True), (repo / "tokenizer.json", True),
+        (repo / "chat_template.jinja", True), (onnx / "b.onnx.data", False),
+        (repo / "results.jsonl", False), (onnx / "edgespec-bench" / "config.json", False),
+    ):  # fmt: skip
+        before = identity.identity(one)["sha256"]
+        file.parent.mkdir(exist_ok=True)
+        with file.open("ab") as opened:
+            opened.write(b"more")
+        assert (identity.identity(one)["sha256"] != before) == belongs, file
+
+
+def test_a_model_is_named_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = onnx_files(tmp_path / "m-int4", "model.onnx", "config.json", "tokenizer.json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(folder)
+    for target in (".", "model.onnx", "~/m-int4", str(folder)):
+        assert named_pairs([], target, [])[0].name == "m-int4"
+        assert identity.identity(Path(target)) == identity.identity(folder)
+    assert identity.identity(folder)["name"] == "m-int4"
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    whole = hashlib.sha256(b"GGUF").hexdigest()  # as other programs take it
+    assert identity.identity(Path("../a.gguf")) == {"name": "a.gguf", "bytes": 4, "sha256": whole}
+    for missing, says in (("../none", "doesn't exist"), ("..", "no ONNX model")):
+        with pytest.raises(ConfigError, match=says):
+            identity.identity(Path(missing))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links want a right there")
+def test_a_model_in_the_hubs_cache(tmp_path: Path) -> None:
+    """Each file there is a link to one that has a hash for a name, beside those of all others."""
+    blobs = onnx_files(tmp_path / "models--me--it" / "blobs", "1.onnx", "2.json", "3.json")
+    model = tmp_path / "models--me--it" / "snapshots" / "c0ffee"
+    model.mkdir(parents=True)
+    for name, blob in (
+        ("model.onnx", "1.onnx"), ("config.json", "2.json"), ("tokenizer.json", "3.json"),
+    ):  # fmt: skip
+        (model / name).symlink_to(blobs / blob)
+    found = identity.identity(model / "model.onnx")
+    assert found == identity.identity(model) and found["name"] == "me/it"
+    (blobs / "another.onnx").write_bytes(b"of another version")
+    assert identity.identity(model) == found
+    (blobs / "1.onnx").write_bytes(b"\x08\x08\x12changed")
+    assert identity.identity(model) != found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links want a right there")
+def test_peers_are_given_paths_that_lead_to_a_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "blob", context=512)
+    (tmp_path / "a.gguf").symlink_to("blob")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "it.py").write_text(PEER, encoding="utf-8")
+    asked: list[dict[str, Any]] = []
+    real = Peer.ask
+    monkeypatch.setattr(Peer, "ask", lambda peer, it: (asked.append(it), real(peer, it))[1])
+    options = driver.Options(
+        prompts.PromptSet("x", "0", (prompts.Prompt("p", "c", ("Hi.",)),)), lookaheads=[1],
+        threads=1, max_tokens=2, environments=tmp_path, peers=[(tmp_path / "it.py", ["plain"])],
+    )  # fmt: skip
+    (named,) = named_pairs([], "~/a.gguf", [])
+    with Writer(tmp_path / "o") as writer:
+        driver.run_pair(named, options, writer, lambda _: None, lambda *_: None)
+        (pair,) = writer.results.pairs.values()
+    assert asked[0]["target"] == str(tmp_path / "a.gguf")
+    assert pair.peers["it"]["script"] == identity.script_hash(tmp_path / "it.py")
+
+
+def test_a_peers_script_and_what_it_imports_are_hashed(tmp_path: Path) -> None:
+    for name, text in (("it", "from helper import x"), ("helper", "import common\nimport json"),
+                       ("common", "x = 1"), ("other", "x = 2")):  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    for name, counts in (("it", True), ("helper", True), ("common", True), ("other", False)):
+        before = identity.script_hash(tmp_path / "it.py")
+        with (tmp_path / f"{name}.py").open("a", encoding="utf-8") as file:
+            file.write("\n# more")
+        assert (identity.script_hash(tmp_path / "it.py") != before) == counts, name
 
 
 def test_peers_that_fail_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -838,8 +967,16 @@ def test_peers_that_fail_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "p.jsonl").write_text('{"turns": ["Hi."]}\n', encoding="utf-8")
     (tmp_path / "broken.py").write_text(PEER, encoding="utf-8")
     (tmp_path / "absent.py").write_text("import sys; sys.exit(3)", encoding="utf-8")
+    (tmp_path / "gone.py").write_text(f"print({str(tmp_path / 'no/python')!r})", encoding="utf-8")
+    silent = PEER.replace('"settings": hello["settings"] or ["plain", "fast"], ', "")
+    (tmp_path / "silent.py").write_text(silent, encoding="utf-8")
     for script, says in (
         ("broken.py:broken", "broken ended or made no sense"),
+        ("broken.py:number", "broken ended or made no sense"),
+        ("broken.py:empty", "broken/empty gave a reply that holds no answer"),
+        ("broken.py:plain,plain,fast", ""),  # a peer that fails at first leaves no conditions
+        ("silent.py", "silent named no settings"),
+        ("gone.py", "gone could not be started"),
         ("absent.py", "absent could not be installed"),
         ("none.py", "no peer script"),
     ):
@@ -848,6 +985,12 @@ def test_peers_that_fail_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
             capsys, "bench", "--target", target, "--lookahead", "1", "--threads", "1", "--tokens",
             "2", "--prompts", tmp_path / "p.jsonl", "--peer", tmp_path / script, "--out", out,
         )  # fmt: skip
+        if not says:
+            assert code == 0, err
+            (pair,) = files.read([out]).pairs.values()
+            assert pair.sides[-2:] == ["broken/plain", "broken/fast"]
+            (out / "report.html").unlink()
+            continue
         assert code == 1 and says in err.splitlines()[-1], err
         assert shown == "" and not (out / "report.html").exists()
 
@@ -935,6 +1078,133 @@ def test_a_peer_that_hangs_is_ended(tmp_path: Path) -> None:
     )
     with pytest.raises(EdgespecError, match="slow gave no reply within"):
         Peer(script, tmp_path, tmp_path / "slow.log", {}, patience=0.2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups there")
+def test_a_peer_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "if '--make' in sys.argv: print(sys.executable); sys.exit()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "print('{\"settings\": []}', flush=True)\n"
+        "time.sleep(600)",
+        encoding="utf-8",
+    )
+    peer = Peer(script, tmp_path, tmp_path / "slow.log", {}, patience=60)
+    child = int((tmp_path / "pid").read_text())
+    os.kill(child, 0)
+    peer._patience = 0.2
+    with pytest.raises(EdgespecError, match="gave no reply"):
+        peer.ask({})
+    peer.close()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.kill(child, 0)
+            state = Path(f"/proc/{child}/stat")
+            if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+                return  # dead, and nobody has asked yet
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    pytest.fail("it lives on")
+
+
+def test_what_cannot_work_is_said_before_a_peer_is_loaded(tmp_path: Path) -> None:
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "it.py").write_text(
+        f"open({str(tmp_path / 'made')!r}, 'w')\n" + PEER, encoding="utf-8"
+    )
+    options = driver.Options(
+        prompts.PromptSet("x", "0", (prompts.Prompt("p", "c", ("Hi.",)),)), threads=1,
+        groups=[("lookpu",)], lookaheads=[2], environments=tmp_path,
+        peers=[(tmp_path / "it.py", None)],
+    )  # fmt: skip
+    (named,) = named_pairs([], str(target), [])
+    with Writer(tmp_path / "o") as writer, pytest.raises(ConfigError, match="no drafter 'lookpu'"):
+        driver.run_pair(named, options, writer, lambda _: None, lambda *_: None)
+    assert not (tmp_path / "made").exists()
+
+
+def test_plain_against_itself_where_nothing_can_draft(tmp_path: Path) -> None:
+    target = FakeSession(260, bias={257: -9.0, 259: -9.0}, can_rollback=False)
+    runtime = Runtime(fake_model(target), [])
+    options = driver.Options(prompts.PromptSet("x", "0", ()), lookaheads=[0])
+    wanted = settings(driver._groups(options, runtime), options.lookaheads)
+    assert [setting.name for setting in wanted] == ["plain again"]
+    assert list(cost_curves(runtime, "pair", sizes=(1, 2), behind=8, turns=1)) == []
+
+
+def test_threads_wait_as_when_a_pair_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in platform.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platform, "_OWN", set())
+    settings = {"code": "c", "omp_wait_policy": None, "gomp_spincount": "1000"}
+    one = Pair("p", {"sha256": "t"}, [], settings, ["plain"])
+    with Writer(tmp_path) as writer:
+        writer.append(one)
+        pairs = [driver.Named("p", "p", None, None)]
+        driver.wait_as_before(writer, pairs)
+        assert os.environ["GOMP_SPINCOUNT"] == "1000"
+        assert "GOMP_SPINCOUNT" not in platform.users_environment()
+        monkeypatch.setattr(platform, "_OWN", set())  # now it is the person's
+        monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+        driver.wait_as_before(writer, pairs)
+        assert os.environ["GOMP_SPINCOUNT"] == "5"
+        now = replace(one, settings=settings | {"gomp_spincount": "5"})
+        with pytest.raises(ConfigError, match=r"choose another --out, or set GOMP_SPINCOUNT=1000"):
+            driver._same_conditions(writer, now)
+        # Another path to the same prompts is no other condition.
+        for prompts_, sha, refused in (("p.jsonl", "1", False), ("./p.jsonl", "1", False),
+                                       ("p.jsonl", "2", True)):  # fmt: skip
+            asked = {"prompts": prompts_, "prompts_sha256": sha}
+            before = replace(one, settings=settings | {"prompts": "p.jsonl", "prompts_sha256": "1"})
+            assert bool(record.first_change(before, replace(one, settings=settings | asked))) == (
+                refused
+            )
+
+
+def test_words_that_utf8_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_pair(named: driver.Named, options: object, writer: Writer, *_: object) -> None:
+        runtime, *_ = fake_runtime()
+        writer.append(Pair(named.name, {"name": "x", "sha256": "0"}, [], {}, ["plain"]))
+        measure(runtime, sides(runtime), replace(plan(), pair=named.name), writer)
+
+    monkeypatch.setattr(driver, "run_pair", run_pair)
+    monkeypatch.setattr(sys, "argv", ["edgespec", "bench", "\udcff"])
+    out = tmp_path / "o"
+    assert in_process(capsys, "bench", "smollm2", "--out", out)[0] == 0
+    assert files.read([out]).runs[0].command == ["edgespec", "bench", "'?'"]
+    assert "&#x27;?&#x27;" in (out / "report.html").read_text("utf-8")
+
+
+def test_progress_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    told = progress.Progress("a pair with a name that is long " * 3)
+    told(1, 5, "kind\x1b[2J", 5.0)
+    told.close()
+    told.close()
+    line, end = shown.getvalue().split("\n")
+    assert len(line) == 80 and line[0] == "\r" and end == ""
+    shown.truncate(0), shown.seek(0)
+    told = progress.Progress("p")
+    told(1, 5, "kind\x1b[2J", 5.0)
+    assert "\x1b" not in shown.getvalue() and "\n" not in shown.getvalue()
+    told(5, 5, "", 0.0)
+    told.close()
+    assert shown.getvalue().count("\n") == 1
 
 
 def test_peer_scripts_need_the_standard_library_alone() -> None:

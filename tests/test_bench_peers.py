@@ -191,6 +191,27 @@ def test_what_a_server_is_told(
     assert params.speculative.draft.mparams.path == (width and "d.gguf")
 
 
+def test_an_environment_whose_python_is_gone_is_made_anew(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    common = script("common")
+    cleared: list[bool] = []
+
+    def create(folder: Path, *, with_pip: bool, clear: bool) -> None:
+        cleared.append(clear)
+        python = folder.resolve() / place
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_bytes(b"")
+
+    place = "Scripts/python.exe" if sys.platform == "win32" else "bin/python"
+    monkeypatch.setattr(common.venv, "create", create)
+    python = common.make(tmp_path / "it", [])
+    assert common.make(tmp_path / "it", []) == python and cleared == [False]
+    python.unlink()
+    assert common.make(tmp_path / "it", []) == python and cleared == [False, True]
+    assert python.exists()
+
+
 BINARY = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -235,7 +256,10 @@ def test_a_server_of_ones_own_build(
         "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [9],
         "settings": ["ngram-simple+draft-3"],
     }  # fmt: skip
-    assert peer.load(request).details == {"versions": {"llama-server": "version: 7 (abc)"}}
+    details = peer.load(request).details
+    assert details["versions"] == {"llama-server": "version: 7 (abc)"}
+    (tmp_path / "libggml.so.1").write_bytes(b"another build")
+    assert peer.load(request).details["binary"] != details["binary"]
     server = peer.load({**request, "alone": True})
     answer = server.answer("ngram-simple+draft-3", [5, 6], 4)
     assert (answer["tokens"], answer["finish_reason"], answer["rounds"]) == ([5, 6], "end", 1)

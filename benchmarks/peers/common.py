@@ -98,11 +98,12 @@ def make(folder: Path, requirements: Sequence[str]) -> Path:
     python = folder.resolve() / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     done, wanted = folder / "edgespec-peer.json", sorted(requirements)
     try:
-        if json.loads(done.read_text("utf-8")) == wanted:
+        # The Python that it was made with may be gone, and then its link leads nowhere.
+        if json.loads(done.read_text("utf-8")) == wanted and python.exists():
             return python
     except (OSError, ValueError):
         pass
-    venv.create(folder, with_pip=True)
+    venv.create(folder, with_pip=True, clear=done.is_file())
     if wanted:
         command = [str(python), "-m", "pip", "install", "--quiet", *wanted]
         subprocess.run(command, check=True, stdout=sys.stderr)

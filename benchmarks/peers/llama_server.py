@@ -25,6 +25,7 @@ from common import Answer, Request, chosen, main, versions
 REQUIREMENTS = ["xllamacpp"]
 NGRAMS = ("ngram-simple", "ngram-mod")
 LONGEST = 8
+PATIENCE = 3300.0  # seconds until a reply; `edgespec bench` itself waits an hour
 WARM_UP = 8  # tokens read and written; together fewer than the 24 that ngram-mod learns from
 
 
@@ -192,7 +193,8 @@ def _type(lib: Any, kind: str) -> Any:
 
 def _post(url: str, data: dict[str, Any]) -> dict[str, Any]:
     body = json.dumps(data).encode()
-    with urlopen(HttpRequest(url, body, {"content-type": "application/json"})) as reply:
+    asked = HttpRequest(url, body, {"content-type": "application/json"})
+    with urlopen(asked, timeout=PATIENCE) as reply:
         result: dict[str, Any] = json.load(reply)
         return result
 

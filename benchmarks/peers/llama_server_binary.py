@@ -7,16 +7,20 @@ machine's instructions, as edgespec's llama.cpp has. The same settings, asked in
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 from common import Request, main
 from llama_server import Server, Servers, speculation
 
+LIBRARY = re.compile(r"^(lib)?(llama|ggml|mtmd).*\.(so|dylib|dll)\b")
 PATIENCE = 600.0  # seconds until a server has loaded
 
 
@@ -26,7 +30,8 @@ def load(request: Request) -> Servers | Server:
         return Server(request, Running)
     said = subprocess.run([_binary(), "--version"], capture_output=True, text=True, check=True)
     version = (said.stdout + said.stderr).strip().splitlines()[-2:]
-    return Servers(request, {"versions": {"llama-server": ", ".join(version)}})
+    details = {"versions": {"llama-server": ", ".join(version)}, "binary": _hash(_binary())}
+    return Servers(request, details)
 
 
 class Running:
@@ -59,7 +64,7 @@ class Running:
 
     def _answers(self) -> bool:
         try:
-            with urlopen(self.listening_address + "/health") as reply:
+            with urlopen(self.listening_address + "/health", timeout=10) as reply:
                 return bool(reply.status == 200)
         except OSError:
             return False
@@ -70,6 +75,16 @@ def _binary() -> str:
     if not found:
         raise RuntimeError("set LLAMA_SERVER to the path of llama-server")
     return found
+
+
+def _hash(binary: str) -> str:
+    """SHA-256 of the program and of the libraries beside it: one version has many builds."""
+    program = Path(binary).resolve()
+    libraries = (f for f in program.parent.iterdir() if LIBRARY.search(f.name) and f.is_file())
+    digest = hashlib.sha256()
+    for file in (program, *sorted(libraries)):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -109,13 +109,13 @@ def _link(folder: Path, to: Path) -> None:
     for file in folder.iterdir():
         if file.suffix in (".onnx", ".data"):
             try:
-                os.link(file, to / file.name)
+                os.link(file.resolve(), to / file.name)  # a link of the hub's cache is relative
             except OSError:  # another disk
                 shutil.copyfile(file, to / file.name)
 
 
 def _folder(path: str) -> Path:
-    found = Path(path).resolve()
+    found = Path(path).absolute()  # in the hub's cache each file is a link to elsewhere
     return found if found.is_dir() else found.parent
 
 

@@ -32,8 +32,11 @@ def cost_curves(
 ) -> Iterator[Costs]:
     """The target's checks, and a step and short reads of each drafter that is a model.
 
-    `known` are models, each with its role, that were measured before.
+    `known` are models, each with its role, that were measured before. Nothing comes of a target
+    that can't take tokens back, as each pass after the first needs.
     """
+    if not runtime.target.session.can_rollback:
+        return
     drafters = [d.model for d in runtime.drafters.values() if isinstance(d, ModelDrafter)]
     for model in (runtime.target, *drafters):
         role, wanted = ("target", sizes) if model is runtime.target else ("drafter", sizes[:2])

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from edgespec import platform
 from edgespec.bench.curves import cost_curves
 from edgespec.bench.files import Writer
-from edgespec.bench.identity import code_hash, identity, versions
-from edgespec.bench.peers import Peer, PeerSide
+from edgespec.bench.identity import code_hash, identity, label, versions
+from edgespec.bench.peers import Peer, PeerSide, peer_name
 from edgespec.bench.prompts import PromptSet
 from edgespec.bench.protocol import Plan, measure, prepare
-from edgespec.bench.record import Pair, Run, first_change
-from edgespec.bench.sides import AUTO, RuntimeSide, Setting, Side, settings
+from edgespec.bench.record import Pair, Run, first_change, one_line
+from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
 from edgespec.registry import LOOKUP, load_registry
@@ -84,7 +84,7 @@ def begin(writer: Writer, command: Sequence[str]) -> None:
         "system": sys.platform,
     }
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    writer.begin(Run(began, list(command), machine, versions()))
+    writer.begin(Run(began, [one_line(word) for word in command], machine, versions()))
 
 
 def run_pair(
@@ -112,27 +112,54 @@ def run_pair(
             options.sampling,
             options.contexts,
         )
-        prepare(runtime, plan)  # what can't be done is refused before anything is kept
+        # What can't be done is refused before a peer is loaded, or anything kept.
+        own: list[Side] = [RuntimeSide(runtime, setting) for setting in (None, *wanted)]
+        prepared = prepare(runtime, plan)
         peers: list[Peer] = []
         for script, only in options.peers:
             peers.append(_peer(script, only, target, drafters, runtime, options, writer))
             stack.callback(peers[-1].close)
-        sides = _sides(runtime, wanted, peers)
-        _same_conditions(
-            writer,
-            Pair(
-                pair=named.name,
-                target=files[target],
-                drafters=[files[path] for path in _files(drafters)],
-                settings=_settings(options, runtime),
-                sides=[side.name for side in sides],
-                peers={peer.name: peer.details for peer in peers},
-            ),
+        sides = own + _peer_sides(peers)
+        pair = Pair(
+            pair=named.name,
+            target=files[target],
+            drafters=[files[path] for path in _files(drafters)],
+            settings=_settings(options, runtime),
+            sides=[side.name for side in sides],
+            peers={peer.name: peer.details for peer in peers},
         )
-        known = {(c.model, c.role) for c in writer.results.costs if c.pair == named.name}
-        for costs in cost_curves(runtime, named.name, known=known, say=say):
-            writer.append(costs)
-        measure(runtime, sides, plan, writer, progress)
+        _same_conditions(writer, pair)
+
+        def begin() -> None:
+            if named.name not in writer.results.pairs:
+                writer.append(pair)
+            known = {(c.model, c.role) for c in writer.results.costs if c.pair == named.name}
+            for costs in cost_curves(runtime, named.name, known=known, say=say):
+                writer.append(costs)
+
+        measure(runtime, sides, plan, writer, progress, prepared=prepared, begin=begin)
+
+
+def refuse_twins(scripts: Sequence[Path]) -> None:
+    """Peers are told apart by their scripts' names; raises ConfigError where two have one."""
+    names = [peer_name(script) for script in scripts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(
+            f"two --peer are called {twice}: name a script once, with its settings behind it, and "
+            "give another script another name"
+        )
+
+
+def wait_as_before(writer: Writer, pairs: Sequence[Named]) -> None:
+    """Have OpenMP's threads wait as when these pairs were begun, where the person doesn't say.
+
+    How busy the machine is at the start decides that otherwise. Works before libgomp is loaded.
+    """
+    before = [writer.results.pairs[one.name] for one in pairs if one.name in writer.results.pairs]
+    if before and not platform.users_environment().keys() & set(platform.WAITING):
+        spins = before[0].settings.get("gomp_spincount")
+        if before[0].settings.get("omp_wait_policy") is None:
+            platform.set_spins(None if spins is None else str(spins))
 
 
 def named_pairs(
@@ -142,7 +169,7 @@ def named_pairs(
     found = [Named(pair, pair, None, None) for pair in pairs]
     if target is not None:
         files = [file for file in drafters or () if file != LOOKUP]
-        name = "+".join(_label(Path(file)) for file in (target, *files))
+        name = "+".join(label(Path(file)) for file in (target, *files))
         found.append(Named(name, None, target, [LOOKUP, *files]))
     elif drafters:
         raise ConfigError("--drafter goes with --target: name the target's file too")
@@ -152,13 +179,6 @@ def named_pairs(
     if len({one.name for one in found}) < len(found):
         raise ConfigError("a pair is named twice: name it once")
     return found
-
-
-def _label(path: Path) -> str:
-    """What to call a model: its file, or the folder of an ONNX model."""
-    if path.suffix == ".onnx":
-        return path.resolve().parent.name
-    return path.name.removesuffix(".gguf")
 
 
 def _open(
@@ -182,6 +202,8 @@ def _open(
 def _groups(options: Options, runtime: Runtime) -> Sequence[tuple[str, ...]]:
     if options.groups is not None:
         return options.groups
+    if not any(options.lookaheads):  # plain decoding against itself needs no drafter
+        return [()]
     if not runtime.drafters:
         raise ConfigError(
             f"{runtime.target.name} has no drafter that can be used: nothing to measure"
@@ -189,10 +211,13 @@ def _groups(options: Options, runtime: Runtime) -> Sequence[tuple[str, ...]]:
     return [tuple(runtime.drafters)]
 
 
-def _sides(runtime: Runtime, wanted: Sequence[Setting], peers: Sequence[Peer]) -> list[Side]:
-    sides: list[Side] = [RuntimeSide(runtime, None)]
-    sides += [RuntimeSide(runtime, setting) for setting in wanted]
-    sides += [PeerSide(peer, setting) for peer in peers for setting in peer.settings]
+def _peer_sides(peers: Sequence[Peer]) -> list[Side]:
+    sides: list[Side] = [PeerSide(peer, setting) for peer in peers for setting in peer.settings]
+    names = [side.name for side in sides]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(
+            f"{twice} is named twice, and answers are kept by that name: name it once"
+        )
     return sides
 
 
@@ -206,8 +231,9 @@ def _peer(
     writer: Writer,
 ) -> Peer:
     request = {
-        "target": str(target.resolve()),
-        "drafters": [str(path.resolve()) for path in _files(drafters)],
+        # Links stay: in the hub's cache a model's files lie beside each other as links alone.
+        "target": str(platform.expanded(target).absolute()),
+        "drafters": [str(platform.expanded(path).absolute()) for path in _files(drafters)],
         "threads": options.threads or platform.usable_cpus(),
         "context": runtime.context_size,
         "stop_ids": sorted(runtime.target.tokenizer.stop_ids),
@@ -242,19 +268,22 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
 
 
 def _same_conditions(writer: Writer, now: Pair) -> None:
-    """Note what a pair is measured under, or see that it is what it was."""
+    """See that a pair is measured under what it was, where it was before."""
     before = writer.results.pairs.get(now.pair)
     if before is None:
-        writer.append(now)
         return
     change = first_change(before, now)
     if change is None and before.sides != now.sides:
         change = ("what is compared", before.sides, now.sides)
     if change is not None:
         name, was, is_ = change
+        variable = name.upper()
+        instead = ""
+        if variable in platform.WAITING:
+            instead = f", or unset {variable}" if was is None else f", or set {variable}={was}"
         raise ConfigError(
             f"{writer.file.parent} holds results of {now.pair} under other conditions "
-            f"({name} was {was}, is {is_}): choose another --out"
+            f"({name} was {was}, is {is_}): choose another --out{instead}"
         )
 
 

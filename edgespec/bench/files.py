@@ -42,7 +42,10 @@ def read(paths: Iterable[Path]) -> Results:
             data = file.read_bytes()
         except OSError as error:
             raise ConfigError(f"can't read the results in {file}: {error.strerror}") from None
-        for record in _records(data[: _whole(data)], file):
+        whole = _whole(data)
+        if not data[:whole].strip() or not _torn(data[whole:]):
+            raise ConfigError(f"{file} holds no results of edgespec bench, or more than those")
+        for record in _records(data[:whole], file):
             if isinstance(record, Pair):
                 prompts[record.pair] = str(record.settings.get("prompts_sha256"))
                 first.setdefault(record.pair, prompts[record.pair])
@@ -89,7 +92,7 @@ class Writer:
         whole = _whole(data)
         for record in _records(data[:whole], self.file):
             self.results.add(record)
-        if data[whole:][: len(_BEGIN)] != _BEGIN[: len(data) - whole]:
+        if not _torn(data[whole:]):
             raise ConfigError(
                 f"{self.file} ends with something that edgespec bench didn't write: remove that, "
                 "or choose another --out"
@@ -151,6 +154,11 @@ def _whole(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
+def _torn(rest: bytes) -> bool:
+    """Whether what follows the last whole line is nothing, or the beginning of a line of ours."""
+    return rest[: len(_BEGIN)] == _BEGIN[: len(rest)]
+
+
 def _records(data: bytes, file: Path) -> Iterable[Record]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -161,7 +169,7 @@ def _records(data: bytes, file: Path) -> Iterable[Record]:
             if cls is Trial:
                 entry["answers"] = [_only(Answer, answer) for answer in entry["answers"]]
             yield _only(cls, entry)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigError(
                 f"{file}, line {number}, is no result of edgespec bench: remove that line"
             ) from None

@@ -6,13 +6,18 @@ Invariant: whatever could change a figure changes what stands here.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from edgespec import __version__
+from edgespec.backends import onnx_folder
+from edgespec.bench.record import one_line
 from edgespec.errors import ConfigError
+from edgespec.platform import expanded
 
 _PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
 _AFTERWARDS = (
@@ -23,25 +28,58 @@ _AFTERWARDS = (
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """A model's name, size and SHA-256; of a folder, that of its files and their names."""
-    path = path.expanduser()
+    """A model's name, size and SHA-256; of an ONNX model, that of its files and their names.
+
+    Those are the graph, what lies beside it under the graph's name, and the texts that say how to
+    use it. Raises ConfigError for what can't be read.
+    """
+    path = expanded(path)
     if not path.exists():
         raise ConfigError(f"{path} doesn't exist")
-    if path.suffix == ".onnx":  # its weights lie beside it
-        path = path.resolve().parent
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        if path.is_dir():
-            digest.update(file.relative_to(path).as_posix().encode() + b"\0")
+    try:
+        found = onnx_folder.find(path)
+        if found is None and path.is_dir():
+            raise ConfigError(f"{path} is a folder that holds no ONNX model")
+        if found is None:
+            return {"name": one_line(path.absolute().name), **_hashed({"": path})}
+        beside, texts = found.graph.absolute().parent, found.folder
+        files = [f for f in beside.iterdir() if f.name.startswith(found.graph.name)]
+        files += [f for f in texts.iterdir() if f.suffix in (".json", ".jinja")]
+        named = {f.name: f for f in sorted(files) if f.is_file()}
+        return {"name": one_line(found.name), **_hashed(named)}
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path} can't be read: {error.strerror}") from None
+
+
+def label(path: Path) -> str:
+    """What results call a model: its file without `.gguf`, or an ONNX model's name."""
+    found = onnx_folder.find(expanded(path))
+    return one_line(found.name if found else path.absolute().name.removesuffix(".gguf"))
+
+
+def script_hash(script: Path) -> str:
+    """Of a peer's script and of those beside it that it imports, or that they do."""
+    found: dict[str, Path] = {}
+    waiting = [script]
+    while waiting:
+        file = waiting.pop()
+        if file.name not in found and file.is_file():
+            found[file.name] = file
+            names = re.findall(rb"^\s*(?:from|import)\s+(\w+)", file.read_bytes(), re.MULTILINE)
+            waiting += [script.parent / f"{name.decode()}.py" for name in names]
+    return str(_hashed(dict(sorted(found.items())))["sha256"])
+
+
+def _hashed(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Size and SHA-256 of files under their names; of one without a name, of its bytes alone."""
+    digest, size = hashlib.sha256(), 0
+    for name, file in files.items():
+        digest.update(name.encode("utf-8", "surrogatepass") + b"\0" if name else b"")
         with file.open("rb") as data:
             while chunk := data.read(1 << 20):
                 digest.update(chunk)
-    return {
-        "name": path.name,
-        "bytes": sum(file.stat().st_size for file in files),
-        "sha256": digest.hexdigest(),
-    }
+                size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def versions() -> dict[str, str]:

@@ -3,28 +3,39 @@
 A peer is a script that makes its environment (`SCRIPT --make FOLDER` prints its Python) and answers
 requests there (`--serve`), JSON lines on stdin and stdout; benchmarks/peers/common.py has the other
 end. Invariant: a peer is loaded before the first trial and asked in turn like any side; what it
-reports is its own timing of its own decoding. One that doesn't answer in time is ended.
+reports is its own timing of its own decoding. One that doesn't answer in time is ended, with all
+that it started.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from edgespec.bench.record import Answer
+from edgespec.bench.identity import script_hash
+from edgespec.bench.record import Answer, one_line
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.platform import EnergyMeter, users_environment
 from edgespec.sampling import SamplingParams
 
+_N = TypeVar("_N", int, float)
+
 PATIENCE = 3600.0
 """Seconds until a reply must have come: of a long prompt on a slow machine, or of loading."""
+
+
+def peer_name(script: Path) -> str:
+    """What results call the program behind a script."""
+    return one_line(script.stem.replace("_", "-"))
 
 
 class Peer:
@@ -45,7 +56,7 @@ class Peer:
         """
         if not script.is_file():
             raise ConfigError(f"there is no peer script {script}; benchmarks/peers/ has some")
-        self.name = script.stem.replace("_", "-")
+        self.name = peer_name(script)
         self._log = log
         self._patience = patience
         self._lines: queue.Queue[bytes] = queue.Queue()
@@ -58,21 +69,29 @@ class Peer:
             lines = made.stdout.decode("utf-8", "replace").split("\n")
             if made.returncode or not lines[0].strip():
                 raise ConfigError(f"{self.name} could not be installed: {log} says why")
-            self._process = subprocess.Popen(
-                [lines[0].strip(), str(script), "--serve"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=users_environment(),
-            )  # fmt: skip
+            try:
+                self._process = subprocess.Popen(
+                    [lines[0].strip(), str(script), "--serve"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                    env=users_environment(), start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise EdgespecError(
+                    f"{self.name} could not be started: {lines[0].strip()}: {error.strerror}"
+                ) from None
         # A pipe can't be waited for with a limit everywhere; a thread can be left behind.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
             hello = self.ask(request)
+            settings = hello.pop("settings", None)
+            if not isinstance(settings, list):
+                raise EdgespecError(f"{self.name} named no settings, so it can't be asked")
         except BaseException:
             self.close()
             raise
-        self.settings = [str(setting) for setting in hello["settings"]]
-        self.details = {key: hello[key] for key in hello if key != "settings"}
+        self.settings = [str(setting) for setting in settings]
+        self.details = hello | {"script": script_hash(script)}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One request and its reply."""
@@ -80,17 +99,22 @@ class Peer:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            reply: dict[str, Any] = json.loads(self._lines.get(timeout=self._patience))
+            reply = json.loads(self._lines.get(timeout=self._patience))
+            if not isinstance(reply, dict):
+                raise ValueError("a reply is an object")
         except queue.Empty:
-            self._process.kill()
+            self._kill()
             raise EdgespecError(
                 f"{self.name} gave no reply within {self._patience / 60:.0f} minutes and was "
                 f"ended: {self._log} may say why"
             ) from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise EdgespecError(
                 f"{self.name} ended or made no sense: {self._log} says why"
             ) from None
+        except KeyboardInterrupt:  # which doesn't reach a session of its own
+            self._kill()
+            raise
         if "error" in reply:
             raise EdgespecError(f"{self.name} can't do this: {reply['error']}")
         return reply
@@ -109,11 +133,19 @@ class Peer:
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._reader.join(10)
         if self._process.stdout and not self._reader.is_alive():
             self._process.stdout.close()
+
+    def _kill(self) -> None:
+        """End it at once, and what it started; where there are no sessions, it alone."""
+        if sys.platform == "win32":
+            self._process.kill()
+        elif self._process.poll() is None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class PeerSide:
@@ -134,19 +166,30 @@ class PeerSide:
             {"setting": self._setting, "ids": list(ids), "max_tokens": max_tokens}
         )
         after = self._meter.joules()
-        return Answer(
-            side=self.name,
-            tokens=list(reply["tokens"]),
-            text=str(reply.get("text", "")),
-            finish_reason=str(reply.get("finish_reason", "")),
-            ttft_seconds=reply.get("ttft_seconds"),
-            decode_seconds=reply.get("decode_seconds"),
-            arrivals=[(float(at), int(n)) for at, n in reply.get("arrivals", [])],
-            first_tokens=int(reply.get("first_tokens", 1)),
-            rounds=reply.get("rounds"),
-            drafted=reply.get("drafted"),
-            accepted=reply.get("accepted"),
-            joules=None
-            if joules is None or after is None or reply.get("started")
-            else after - joules,
-        )
+        if joules is not None:
+            joules = None if after is None or reply.get("started") else after - joules
+        try:
+            return _answer(self.name, reply, joules)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise EdgespecError(f"{self.name} gave a reply that holds no answer") from None
+
+
+def _answer(side: str, reply: dict[str, Any], joules: float | None) -> Answer:
+    return Answer(
+        side=side,
+        tokens=[int(token) for token in reply["tokens"]],
+        text=str(reply.get("text", "")),
+        finish_reason=str(reply.get("finish_reason", "")),
+        ttft_seconds=_number(reply, "ttft_seconds", float),
+        decode_seconds=_number(reply, "decode_seconds", float),
+        arrivals=[(float(at), int(n)) for at, n in reply.get("arrivals", [])],
+        first_tokens=int(reply.get("first_tokens", 1)),
+        rounds=_number(reply, "rounds", int),
+        drafted=_number(reply, "drafted", int),
+        accepted=_number(reply, "accepted", int),
+        joules=joules,
+    )
+
+
+def _number(reply: dict[str, Any], key: str, kind: Callable[[Any], _N]) -> _N | None:
+    return None if reply.get(key) is None else kind(reply[key])

@@ -1,13 +1,16 @@
 """How far a measurement is, on stderr.
 
-Invariant: a terminal shows one line that changes; anything else gets a line now and then, so that
-a log of hours stays short.
+Invariant: a terminal shows one line that changes, however narrow it is, and is left at the start of
+a line; anything else gets a line now and then, so that a log of hours stays short.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+
+from edgespec.terminal import printable
 
 
 class Progress:
@@ -18,6 +21,7 @@ class Progress:
         self._every = every
         self._last = -every
         self._width = 0
+        self._open = False
 
     def __call__(self, done: int, total: int, what: str, left: float | None) -> None:
         """See `protocol.measure`."""
@@ -29,13 +33,28 @@ class Progress:
         parts += [what] * bool(what)
         if left is not None and done < total:
             parts.append(f"{_duration(left)} left")
-        line = ", ".join(parts)
+        line = printable(", ".join(parts))
         if terminal:
-            end = "\n" if done == total else ""
+            line = line[: max(1, _columns() - 1)]  # a full line would wrap, and then scroll
+            self._open = done < total
+            end = "" if self._open else "\n"
             print(f"\r{line.ljust(self._width)}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
         self._width = len(line)
+
+    def close(self) -> None:
+        """End an unfinished line, so that the next message has one of its own."""
+        if self._open:
+            self._open = False
+            print(file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def _duration(seconds: float) -> str:

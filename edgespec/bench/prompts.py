@@ -6,15 +6,18 @@ early has seen all of them, and a slow hour falls on all alike.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import zip_longest
-from pathlib import Path
+from typing import Any
 
+from edgespec.bench.record import one_line
 from edgespec.errors import ConfigError
+from edgespec.platform import expanded
 
 BUILTIN = ("spec-bench", "human-eval")
 UNSORTED = "prompts"
@@ -59,27 +62,22 @@ def load(source: str) -> PromptSet:
         data = (resources.files("edgespec.bench") / "prompts" / f"{source}.jsonl").read_bytes()
     else:
         try:
-            data = Path(source).expanduser().read_bytes()
+            data = expanded(source).read_bytes()
         except OSError as error:
             raise ConfigError(
                 f"can't read the prompts in {source}: {error.strerror}; "
                 f"{' and '.join(BUILTIN)} come with edgespec"
             ) from None
     prompts = []
-    try:
-        for number, line in enumerate(data.decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        try:
             if line.strip():
-                entry = json.loads(line)
-                turns = entry["turns"]
-                texts = turns if isinstance(turns, list) else []
-                if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
-                    raise ValueError("turns are texts")
-                name = str(entry.get("id", f"line {number}"))
-                prompts.append(Prompt(name, str(entry.get("category", UNSORTED)), tuple(turns)))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(
-            f'{source} holds no prompts: each line is a JSON object like {{"turns": ["..."]}}'
-        ) from None
+                prompts.append(_prompt(json.loads(line.decode("utf-8")), number))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ConfigError(
+                f"{source} holds no prompts: each line is a JSON object like "
+                f'{{"turns": ["..."]}}, and line {number} isn\'t'
+            ) from None
     if not prompts:
         raise ConfigError(f"{source} holds no prompts")
     if any(prompt.category == ALL for prompt in prompts):
@@ -88,7 +86,18 @@ def load(source: str) -> PromptSet:
         )
     if len({prompt.name for prompt in prompts}) < len(prompts):
         raise ConfigError(f"{source} has two prompts with the same id")
-    return PromptSet(source, hashlib.sha256(data).hexdigest(), tuple(prompts))
+    return PromptSet(one_line(source), hashlib.sha256(data).hexdigest(), tuple(prompts))
+
+
+def _prompt(entry: dict[str, Any], number: int) -> Prompt:
+    turns = entry["turns"]
+    texts = turns if isinstance(turns, list) else []
+    if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
+        raise ValueError("turns are texts")
+    # Half a surrogate pair is no text that a tokenizer takes.
+    asked = (text.encode("utf-8", "replace").decode("utf-8") for text in texts)
+    name, category = entry.get("id", f"line {number}"), entry.get("category", UNSORTED)
+    return Prompt(one_line(str(name)), one_line(str(category)), tuple(asked))
 
 
 def long_prompt(encode: Callable[[str], Sequence[int]], length: int) -> list[int]:

@@ -30,7 +30,8 @@ WARM_UP_TOKENS = 32
 CONTEXT = "context"
 """The category of trials that measure speed over the length of the text."""
 
-Report = Callable[[str], None]
+Prepared = dict[tuple[str, int | None], list[int]]
+"""Token ids by the name of a prompt or length, and by the length (None: a prompt)."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,17 @@ def measure(
     writer: Writer,
     progress: Callable[[int, int, str, float | None], None] = lambda *_: None,
     *,
+    prepared: Prepared | None = None,
+    begin: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run the trials that `writer` doesn't hold yet; sides[0] is plain decoding.
 
     `progress` is told trials done, trials in all, what is being answered, and seconds left.
+    `prepared` is what `prepare` gave. `begin` is called once all sides have shown that they can
+    answer, before the first trial, or at once where none is missing.
     """
-    prepared = prepare(runtime, plan)
+    prepared = prepare(runtime, plan) if prepared is None else prepared
     tasks = list(_tasks(plan))
     places = list(_places(tasks))
     done = {t.key: t for t in writer.results.trials if t.pair == plan.pair}
@@ -84,9 +89,11 @@ def measure(
         for place, task in zip(places, tasks, strict=True)
         if (plan.pair, task.name, task.turn, task.repeat, task.context) not in done
     ]
+    if missing:
+        _warm_up(runtime, sides, plan)
+    begin()
     if not missing:
         return
-    _warm_up(runtime, sides, plan)
     began = clock()
     for number, (place, task) in enumerate(missing):
         left = (clock() - began) / number * (len(missing) - number) if number else None
@@ -99,13 +106,13 @@ def measure(
     progress(len(tasks), len(tasks), "", 0.0)
 
 
-def prepare(runtime: Runtime, plan: Plan) -> dict[tuple[str, int | None], list[int]]:
+def prepare(runtime: Runtime, plan: Plan) -> Prepared:
     """The ids of each prompt's first turn and of each text length, by name and length.
 
     Raises ConfigError where one, with its answer, or with its later turns and theirs, is longer
     than the context.
     """
-    found: dict[tuple[str, int | None], list[int]] = {}
+    found: Prepared = {}
     for prompt in plan.prompts:
         found[prompt.name, None] = _encode(runtime, [Message("user", prompt.turns[0])])
         turns = prompt.turns if plan.all_turns else prompt.turns[:1]

@@ -11,11 +11,18 @@ from typing import Any, ClassVar
 
 from edgespec.errors import ConfigError
 
-SCHEMA = 1
 _PROMPTS = ("prompts", "prompts_sha256")
 
 Key = tuple[str, str, int, int, int | None]
 """A trial's pair, prompt, turn, repetition and text length: there is one trial of each."""
+
+
+def one_line(words: str) -> str:
+    """A name as it can be kept and shown: on one line, without half a surrogate pair.
+
+    A path that isn't UTF-8 and a JSON text can hold such a half, which no UTF-8 file can.
+    """
+    return " ".join(words.encode("utf-8", "replace").decode("utf-8").split())
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,6 @@ class Run:
     command: list[str]
     machine: dict[str, Any]
     versions: dict[str, str]
-    schema: int = SCHEMA
 
 
 @dataclass(frozen=True)
@@ -168,9 +174,12 @@ class Results:
 def first_change(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
     """The first condition that isn't the same, and what it is in each; the sides may differ.
 
-    Of peers those count that both have.
+    Of peers those count that both have. Prompts are the same where their SHA-256 is, whatever path
+    led to them.
     """
     names = dict.fromkeys([*one.settings, *other.settings])
+    if "prompts_sha256" in names:
+        names.pop("prompts", None)
     peers = [name for name in one.peers if name in other.peers]
     changes: list[tuple[str, Any, Any]] = [
         ("the target", one.target.get("sha256"), other.target.get("sha256")),

@@ -1,7 +1,8 @@
 """Who answers: a runtime under one setting, plain decoding being one of them.
 
 Invariant: every answer begins from empty caches and a fresh lookup, so none profits from what
-another side, or the same one before, has read. Plain is the loop without a planner or a drafter.
+another side, or the same one before, has read; behind a text length alone the target keeps that
+text. Plain is the loop without a planner or a drafter.
 """
 
 from __future__ import annotations

@@ -124,7 +124,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> int:
     from edgespec.bench import prompts
-    from edgespec.bench.driver import Options, begin, named_pairs, run_pair
+    from edgespec.bench.driver import (
+        Options,
+        begin,
+        named_pairs,
+        refuse_twins,
+        run_pair,
+        wait_as_before,
+    )
     from edgespec.bench.files import Writer
     from edgespec.bench.progress import Progress
     from edgespec.console import say
@@ -136,10 +143,13 @@ def _measure(args: argparse.Namespace) -> int:
         raise ConfigError("--rule says how answers are drawn: it needs a --temperature above 0")
     if args.temperature:
         SamplingParams(temperature=args.temperature)  # says what is wrong before any download
+    if args.tokens < 2:
+        raise ConfigError("decoding is timed behind the first token: give --tokens 2 or more")
     peers = [_peer(text) for text in args.peer]
     for script, _ in peers:
         if not script.is_file():
             raise ConfigError(f"there is no peer script {script}; benchmarks/peers/ has some")
+    refuse_twins([script for script, _ in peers])
     pairs = named_pairs(args.pairs, args.target, args.drafter)
     options = Options(
         prompts=prompts.load(args.prompts),
@@ -163,13 +173,18 @@ def _measure(args: argparse.Namespace) -> int:
     )
     with Writer(args.out) as writer:
         before = len(writer.results.trials)
+        wait_as_before(writer, pairs)
         begin(writer, ["edgespec", *map(shlex.quote, sys.argv[1:])])
         failed: list[str] = []
         try:
             for pair in pairs:
+                progress = Progress(pair.name)
                 try:
-                    run_pair(pair, options, writer, say, Progress(pair.name))
-                except EdgespecError as error:
+                    try:
+                        run_pair(pair, options, writer, say, progress)
+                    finally:
+                        progress.close()
+                except (EdgespecError, OSError) as error:
                     failed.append(f"{pair.name}: {error}")
                     say(failed[-1])
         except KeyboardInterrupt:
@@ -195,7 +210,7 @@ def _show(results: Results, out: Path) -> int:
     file = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file.write_text(report.render(results), encoding="utf-8")
+        file.write_text(report.render(results), encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(f"can't write {file}: {error.strerror}") from None
     say(f"report: {file}")
@@ -216,7 +231,7 @@ def _peer(text: str) -> tuple[Path, list[str] | None]:
     """A script, and the settings that were chosen behind a colon."""
     script, colon, chosen = text.rpartition(".py:")
     if colon:
-        return Path(script + ".py"), [name for name in chosen.split(",") if name]
+        return Path(script + ".py"), list(dict.fromkeys(filter(None, chosen.split(","))))
     return Path(text), None
 
 
