@@ -15,6 +15,7 @@ from contextlib import suppress
 from edgespec import __version__
 from edgespec.commands import bench, chat, draft, export, models, pull, run, tune, verify
 from edgespec.errors import EdgespecError
+from edgespec.terminal import printable
 
 COMMANDS = (chat, run, verify, tune, bench, draft, export, pull, models)
 
@@ -41,8 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a full disk is a sentence, and not when Python ends
         return status
     except EdgespecError as error:
-        from edgespec.terminal import printable
-
         print(printable(f"edgespec: {error}"), file=sys.stderr)
         _drop_output()
         return 1
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except OSError as error:
         of = f" ({error.filename})" if error.filename else ""
-        print(f"edgespec: {error.strerror or error}{of}", file=sys.stderr)
+        print(printable(f"edgespec: {error.strerror or error}{of}"), file=sys.stderr)
         _drop_output()
         return 1
 

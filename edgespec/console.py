@@ -30,7 +30,7 @@ HELP = """\
 Type a message and press Enter; a line that ends in \\ goes on in the next, and a space before a
 slash makes a message of it. Ctrl+C stops an answer, Ctrl+D or /quit leaves.
   /clear            forget the conversation
-  /system TEXT      set the system prompt (and forget the conversation)
+  /system TEXT      set the system prompt (and forget the conversation); alone, show it
   /set NAME VALUE   change a setting until you leave; /set alone lists them
   /stats            figures of the last answer
   /export [FILE]    write the conversation to FILE, which ends in .md or .json
@@ -164,11 +164,19 @@ class _Talk:
             question, sampling(self._settings), max_tokens=self._settings.max_tokens
         )
         say(*(f"note: {note}" for note in generation.notes))
-        stream(generation)
+        try:
+            stream(generation)
+        except KeyboardInterrupt:  # a second Ctrl+C: the conversation keeps what came
+            with suppress(EdgespecError):
+                self._keep(question, generation.result, asked_at)
+            raise
         print(flush=True)
         result = generation.result
         self._last = summary(result, self._runtime.status())
         say(self._last)
+        self._keep(question, result, asked_at)
+
+    def _keep(self, question: str, result: Result, asked_at: float) -> None:
         if result.text or result.finish_reason != "cancelled":  # as the conversation keeps it
             self._turns.append(self._turn(question, result, asked_at))
 
@@ -189,7 +197,7 @@ class _Talk:
         elif name == "/clear":
             self._begin()
         elif name == "/system":
-            self._set("system", words)
+            self._system(words)
         elif name == "/set":
             key, value = re.split(r"\s*[=\s]\s*", f"{words} ", maxsplit=1)
             self._set(key, value.strip())
@@ -199,6 +207,14 @@ class _Talk:
             self._export(words)
         else:
             say(f"There is no {name} here; /help lists what there is, a space before it sends it.")
+
+    def _system(self, words: str) -> None:
+        if words:
+            self._set("system", words)
+        elif self._settings.system:
+            say(f"The system prompt: {self._settings.system}", "/set system takes it away.")
+        else:
+            say("There is no system prompt: /system TEXT sets one.")
 
     def _set(self, key: str, value: str) -> None:
         """Change a setting; without a key, list them."""

@@ -75,6 +75,8 @@ def find_files(
         chosen = [LOOKUP] if drafters is None else drafters
         if MODEL in chosen:
             raise ConfigError("there is no drafter model to choose: name its file with --drafter")
+        if not expanded(target).exists() and str(target) in load_registry().pairs:
+            raise ConfigError(f"{target} is a pair and no file: name it with --pair {target}")
         _refuse_two(chosen)
         _refuse_missing(chosen)
         return Path(target), chosen

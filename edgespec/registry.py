@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 from edgespec.errors import ConfigError, RegistryError
 from edgespec.platform import config_dir, expanded
@@ -28,8 +28,6 @@ MODEL = "model"
 # Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
 # this much on top of the weights. Only for entries that don't say what they need.
 _OVERHEAD_BYTES = 400_000_000
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,19 @@ class Registry:
 
     def pair(self, name: str | None = None) -> PairSpec:
         """The pair of that name, or the default one. Raises RegistryError with near matches."""
-        return self.default if name is None else _look_up(self.pairs, name, "pair")
+        if name is None:
+            return self.default
+        if name in self.pairs:
+            return self.pairs[name]
+        if name.endswith((".gguf", ".onnx")) or Path(name).exists():
+            raise RegistryError(f"{name} is a path and no pair: name it with --target {name}")
+        raise _unknown(name, self.pairs, "pair")
 
     def model(self, name: str) -> ModelSpec:
-        """The model of that name. Raises RegistryError with near matches."""
-        return _look_up(self.models, name, "model")
+        """The model of that name. Raises RegistryError with near matches, pairs among them."""
+        if name in self.models:
+            return self.models[name]
+        raise _unknown(name, dict.fromkeys((*self.pairs, *self.models)), "pair or model")
 
 
 def packaged_models_file() -> Path:
@@ -282,9 +288,7 @@ def _pair(table: Table, models: Mapping[str, ModelSpec]) -> PairSpec:
     )
 
 
-def _look_up(entries: Mapping[str, _T], name: str, kind: str) -> _T:
-    if name in entries:
-        return entries[name]
-    close = difflib.get_close_matches(name, list(entries), n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(entries)}."
-    raise RegistryError(f'There is no {kind} called "{name}"; {hint}')
+def _unknown(name: str, known: Iterable[str], kind: str) -> RegistryError:
+    close = difflib.get_close_matches(name, list(known), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known)}."
+    return RegistryError(f'There is no {kind} called "{name}"; {hint}')

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.errors import EdgespecError, ExportError
-from edgespec.fetch.sources import human_bytes
+from edgespec.fetch.sources import free_bytes, human_bytes
 from edgespec.platform import lock_file
 
 MANIFEST_SUFFIX = ".manifest.json"
@@ -162,11 +162,10 @@ def _stranger(folder: Path) -> str | None:
 
 def require_space(folder: Path, need_bytes: int) -> None:
     """Raises ExportError where the disk of `folder` has no room for `need_bytes` and a little."""
-    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(folder)
     if need_bytes > 0 and free < need_bytes + _SPARE_BYTES:
         raise DiskError(
-            f"This needs {human_bytes(need_bytes)} on the disk of {existing}, where "
+            f"This needs {human_bytes(need_bytes)} on the disk of {folder}, where "
             f"{human_bytes(free)} is free; make room, or choose a place on another disk."
         )
 

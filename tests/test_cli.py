@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from fakes import FakeSession, fake_model
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
-from edgespec.commands import shared
+from edgespec.commands import run, shared
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.figures import as_json, summary
@@ -124,6 +125,10 @@ def test_arguments_that_make_no_sense(
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
         (["run", "  "], "empty"),
         (["pull", "nobody"], "nobody"),
+        (["pull", "qwen3-0.6"], "did you mean qwen3-0.6b"),
+        (["pull", "qwen3-4bb"], "did you mean qwen3-4b"),
+        (["chat", "--lines", "some.gguf"], "name it with --target some.gguf"),
+        (["run", "x", "--target", "smollm2"], "name it with --pair smollm2"),
         *(
             ([*command, "~no-such-user/x"], "~no-such-user/x begins with a home folder")
             for command in (
@@ -311,6 +316,15 @@ def test_prompts_from_stdin(folder: Path) -> None:
     assert edgespec("run", *args, stdin=" \n")[0] == 1
 
 
+def test_a_minus_typed_at_a_terminal_is_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("told\n"))
+    assert run._words(["7", "-", "2"]) == ["7", "told\n", "2"]  # from a pipe, as ever
+    monkeypatch.setattr("sys.stdin", stdin := io.StringIO("told\n"))
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    assert run._words(["7", "-", "2"]) == ["7", "-", "2"]
+    assert run._words(["-"]) == ["told\n"]
+
+
 def test_a_chat_through_a_pipe(folder: Path) -> None:
     args = ["--target", folder / "a.gguf", *PLAIN, "--max-tokens", "4"]
     code, out, err = edgespec(
@@ -377,10 +391,20 @@ def test_no_control_sequence_reaches_the_terminal(
     assert "\x1b" not in out
 
 
-def test_a_file_name_with_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_with_control_sequences(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, err = in_process(capsys, "run", "hi", "--target", "\x1b[2Jnone.gguf")
     assert (code, out) == (1, "")
     assert "\x1b" not in err
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise OSError(5, "can't be read", "\x1b[2Jnone.gguf")
+
+    monkeypatch.setattr(Runtime, "open", unreadable)
+    code, out, err = in_process(capsys, "run", "hi")
+    assert (code, out) == (1, "")
+    assert "none.gguf" in err and "\x1b" not in err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
@@ -634,7 +658,9 @@ def test_verify_says_whether_a_pair_is_exact(
     file = str(folder / "a.gguf")
     options = ["--target", file, "--drafter", file, "--max-tokens", "12"]
     assert cli.main(["verify", *options, "--repeats", "1"]) == 0
-    assert "this pair is exact on this machine" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "this pair is exact on this machine" in out
+    assert "a.gguf on CPU" in err and err.count("note: a.gguf brings no chat template") == 1
     assert cli.main(["verify", *options, "--no-draft"]) == 1  # there is no drafter to test
 
 
@@ -650,6 +676,12 @@ def test_tune_prints_the_sums_and_one_sentence(
     short = ["tune", "--target", str(folder / "a.gguf"), "--max-tokens", "2"]
     assert cli.main(short) == 1
     assert "tokens show too little of a drafter" in capsys.readouterr().err
+    assert shared.read_prompts(str(prompts)) == ["ab ab ab ab"]
+    assert len(shared.read_prompts("human-eval")) == 15
+    for wrong in ('{"turns": "Why?"}', '{"turns": [null]}'):
+        prompts.write_text(wrong)
+        with pytest.raises(ConfigError, match="holds no prompts"):
+            shared.read_prompts(str(prompts))
     prompts.write_text("[]")
     assert cli.main(["tune", "--target", str(folder / "a.gguf"), "--prompts", str(prompts)]) == 1
     assert "holds no prompts" in capsys.readouterr().err

@@ -861,7 +861,9 @@ def test_the_best_is_registered_if_it_pays(
     assert "leave out --no-measure" in capsys.readouterr().err
     gain = 0.2
     assert main(command) == 0
-    assert "nothing was registered" in capsys.readouterr().err and not own.exists()
+    err = capsys.readouterr().err
+    assert "nothing was registered" in err and not own.exists()
+    assert err.count("note: whole.gguf brings no chat template") == 1
     gain = 0.9
     assert main([*command, "--force"]) == 0
     assert "registered as tiny in" in capsys.readouterr().err
@@ -869,9 +871,22 @@ def test_the_best_is_registered_if_it_pays(
     drafter = tmp_path / "out" / "whole-first3.gguf"
     assert pair.target.size_bytes == whole.stat().st_size
     assert [model.size_bytes for model in pair.models][1:] == [drafter.stat().st_size]
-    assert pair.drafters[0] == "lookup"
+    assert pair.drafters[0] == "lookup" and pair.description.endswith("`edgespec draft`")
     assert main([*command, "--force"]) == 1  # before any work
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_uncut_model_is_not_described_as_cut(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.commands import draft_register
+    from edgespec.registry import load_registry
+
+    own = tmp_path / "models.toml"
+    monkeypatch.setattr("edgespec.exporters.register.user_models_file", lambda: own)
+    trial = Trial("(uncut)", 5, 0.2, 0.8, Choice(4, 1.5))
+    draft_register.best("tiny", whole, [(trial, whole)], uncut=whole)
+    assert load_registry(own).pair("tiny").description == f"{whole.name} with {whole.name}"
 
 
 def test_making_drafters_needs_no_gguf_library_at_run_time() -> None:

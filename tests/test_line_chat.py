@@ -89,6 +89,37 @@ def test_the_pair_that_was_chosen_last_is_loaded_unless_one_is_named(
     assert chat("", "--target", "x.gguf").options["pair"] is None
 
 
+def test_a_pair_that_was_named_is_the_last_one(chat: Chat, tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "config" / "settings.toml")
+    chat("")
+    assert not file.path.exists()  # the default one may be another tomorrow
+    chat("", "qwen3-4b")
+    chat("", "--target", "x.gguf")
+    assert file.preferences().last_pair == "qwen3-4b"
+    assert chat("").options["pair"] == "qwen3-4b"
+
+
+def test_the_system_prompt_is_shown_by_the_bare_command(chat: Chat) -> None:
+    said = chat("/system\n/system Sing.\nhi\n/system\nmore\n/set system\nlast\n")
+    assert "There is no system prompt" in said.err and "The system prompt: Sing." in said.err
+    assert said.asked == [["Sing.", "hi"], ["Sing.", "more"], ["last"]]
+
+
+def test_a_second_ctrl_c_keeps_the_turn(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_twice(generation: Any, **_: Any) -> bool:
+        for _chunk in generation:
+            generation.cancel()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgespec.console.stream", pressed_twice)
+    said = chat("Why?\n/export a.json\n", script=Script(answers=["One two three."]))
+    assert "stopped" in said.err
+    (turn,) = json.loads((tmp_path / "a.json").read_text("utf-8"))["turns"]
+    assert (turn["question"], turn["reason"]) == ("Why?", "cancelled") and turn["answer"]
+
+
 def test_a_damaged_settings_file_is_told(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "settings.toml").write_text("pairs = 5\n", "utf-8")

@@ -201,7 +201,7 @@ def test_unknown_names_get_near_matches() -> None:
         registry.pair("smolm2")
     with pytest.raises(RegistryError, match="there are: smollm2, "):
         registry.pair("zzz")
-    with pytest.raises(RegistryError, match="no model called"):
+    with pytest.raises(RegistryError, match="no pair or model called"):
         registry.model("smollm2-135")
 
 

@@ -46,13 +46,16 @@ def run(defaults: Mapping[str, Any], args: argparse.Namespace) -> int:
 
 def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> int:
     import sys
+    from dataclasses import replace
 
     from edgespec.console import chat, say
+    from edgespec.errors import ConfigError
     from edgespec.runtime import Runtime
     from edgespec.tui.settings_file import SettingsFile
 
     file = SettingsFile()
-    choice = _choice(args, file.preferences())
+    preferences = file.preferences()
+    choice = _choice(args, preferences)
     saved = file.settings(choice.label)
     settings = _settings(args, given, saved)
     if reason and sys.stdin.isatty():
@@ -70,6 +73,12 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
         report=lambda what: say(f"{what}..."),
     ) as runtime:
         say(*introduction(runtime))
+        named = pair_name(args)
+        if named is not None and named != preferences.last_pair:
+            try:
+                file.save_preferences(replace(preferences, last_pair=named))
+            except ConfigError as error:
+                say(f"note: {error}")
         if saved != type(saved)():
             say(f"note: the settings saved for {choice.label} are used; /set lists them")
         return chat(runtime, settings, choice.label)

@@ -58,9 +58,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "notes), to choose tokens by beside its own answers; may be given again",
     )  # fmt: skip
     parser.add_argument(
-        "--prompts", metavar="FILE",
-        help="JSON lines with `turns`: drafters are judged by the answers to every other one, and "
-        "the rest serve as the sample (default: a few of our own)",
+        "--prompts", metavar="FILE|NAME",
+        help="JSON lines with `turns`, or what `bench` names: drafters are judged by the answers "
+        "to every other one, and the rest serve as the sample (default: a few of our own)",
     )  # fmt: skip
     parser.add_argument(
         "--max-tokens", type=count, default=96, metavar="N", help="of each sample answer (96)"
@@ -116,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     print(verdict(trials, args.target.name))
     if args.register:
         tried = list(zip(trials, paths, strict=True))
-        print(draft_register.best(args.register, args.target, tried), file=sys.stderr)
+        done = draft_register.best(args.register, args.target, tried, uncut=source)
+        print(done, file=sys.stderr)
     return 0
 
 

@@ -26,8 +26,11 @@ def refuse(name: str, *, measured: bool) -> None:
     refuse_taken([name, *_names(name)])
 
 
-def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]]) -> str:
-    """Register the target with the best of what was tried; a sentence that says what was done."""
+def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]], uncut: Path) -> str:
+    """Register the target with the best of what was tried; a sentence that says what was done.
+
+    uncut: the model that drafters were cut out of, which may be among them as a whole.
+    """
     from edgespec.exporters.register import pair_entry, register
     from edgespec.trial import ranked
     from edgespec.tune import PAYS
@@ -37,7 +40,8 @@ def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]]) -> str:
         return "nothing was registered, as none of them pays"
     path = next(path for trial, path in tried if trial is first)
     models = [_model(own, at) for own, at in zip(_names(name), (target, path), strict=True)]
-    about = f"{target.name} with {path.name}, cut out by `edgespec draft`"
+    made = ", cut out by `edgespec draft`" if path != uncut else ""
+    about = f"{target.name} with {path.name}{made}"
     file = register(pair_entry(name, models[0], models[1:], about), [name, *_names(name)])
     return f"registered as {name} in {file}: edgespec chat {name}"
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import ConfigError, ModelError
 from edgespec.platform import expanded
 from edgespec.registry import size_on_disk
+from edgespec.terminal import printable
 
 if TYPE_CHECKING:
     from edgespec.exporters.draft import Source, Variant
@@ -92,6 +93,7 @@ class Sample:
     def __init__(self, args: argparse.Namespace, source: Source) -> None:
         self._args, self._source = args, source
         self._runtime: Runtime | None = None
+        self._told: set[str] = set()
         self._learnt: list[int] | None = None
         self._texts: list[Text] | None = None
         self._blocks: dict[int, tuple[int, ...]] = {}
@@ -136,6 +138,7 @@ class Sample:
         size = max(len(text.prompt) + len(text.answer) for text in self._texts) + 64
         options = LoadOptions(context_size=size, threads=self._args.threads or None)
         model = load_model(path, options, CancelFlag())
+        self._notes(model.notes)
         try:
             check_same_tokens(runtime.target.tokenizer, model.tokenizer)
             if not model.session.can_rollback:
@@ -213,7 +216,14 @@ class Sample:
             self._runtime = Runtime.open(
                 target=self._args.target, drafters=[], threads=self._args.threads or None
             )
+            self._notes(self._runtime.notes)
         return self._runtime
+
+    def _notes(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            if note not in self._told:
+                self._told.add(note)
+                print(printable(f"note: {note}"), file=sys.stderr, flush=True)
 
     def _say(self, what: str) -> None:
         print(f"{what}...", file=sys.stderr, flush=True)

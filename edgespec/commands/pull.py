@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
 
     registry = load_registry()
     # A pair and its target may have one name: the pair is meant, with all that it needs.
-    alone = args.name in registry.models and args.name not in registry.pairs
-    specs = (registry.models[args.name],) if alone else registry.pair(args.name).models
+    paired = args.name is None or args.name in registry.pairs
+    specs = registry.pair(args.name).models if paired else (registry.model(args.name),)
     for spec in specs:
         print(fetch(spec), flush=True)
     return 0

@@ -50,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _words(words: Sequence[str]) -> list[str]:
-    """The prompt's words; "-" is what stdin holds, as is a prompt that wasn't given."""
+    """The prompt's words; "-" is what stdin holds, as is a prompt that wasn't given.
+
+    Among other words at a terminal it is a minus: nobody who types a sum waits for more.
+    """
     if not words and sys.stdin.isatty():
         raise ConfigError('no prompt: edgespec run "your question", or pipe one in')
-    return [sys.stdin.read() if word == "-" else word for word in words or ["-"]]
+    words = words or ["-"]
+    reads = len(words) == 1 or not sys.stdin.isatty()
+    return [sys.stdin.read() if word == "-" and reads else word for word in words]

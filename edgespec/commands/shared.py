@@ -6,7 +6,6 @@ Invariant: whatever contradicts itself on the command line is refused before a m
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -120,20 +119,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def read_prompts(path: str | None) -> list[str]:
-    """The first turns of a prompt file (JSON lines with `turns`), or a few of our own."""
+    """The first turns of what `bench --prompts` takes, in order, or a few of our own."""
     if path is None:
         return list(_SAMPLE_PROMPTS)
-    from edgespec.platform import expanded
+    from edgespec.bench.prompts import load
 
-    try:
-        lines = expanded(path).read_text("utf-8").splitlines()
-        found = [str(json.loads(line)["turns"][0]) for line in lines if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"can't read the prompts in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise ConfigError(
-            f'{path} holds no prompts: each line is a JSON object like {{"turns": ["..."]}}'
-        ) from None
-    if not found:
-        raise ConfigError(f"{path} holds no prompts")
-    return found
+    return [prompt.turns[0] for prompt in load(path).prompts]

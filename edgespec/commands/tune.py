@@ -17,7 +17,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "tune", help="measure a pair on this machine: does speculation pay, and by how much?"
     )
     add_pair(parser)
-    parser.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    parser.add_argument(
+        "--prompts", metavar="FILE|NAME",
+        help="JSON lines with `turns`, or what `bench` names (default: a few of our own)",
+    )  # fmt: skip
     parser.add_argument(
         "--max-tokens",
         type=count,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.commands.shared import (
     add_pair,
+    introduction,
     open_runtime,
     pair_name,
     read_prompts,
@@ -24,7 +25,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "verify", help="compare a pair's answers with its target's: is it exact on this machine?"
     )
     add_pair(parser)
-    parser.add_argument("--prompts", metavar="FILE", help="JSON lines with `turns`")
+    parser.add_argument(
+        "--prompts", metavar="FILE|NAME",
+        help="JSON lines with `turns`, or what `bench` names (default: a few of our own)",
+    )  # fmt: skip
     parser.add_argument(
         "--repeats", type=count, default=4, metavar="N",
         help="sampled answers to each prompt; 0 compares greedy ones only (4)",
@@ -40,12 +44,17 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.divergence import compare
 
     pair_name(args)  # says what is wrong before it says what it does
+    told: list[str] = []
     lookahead = 3 if args.lookahead == "auto" else args.lookahead
 
     def opened(speculate: bool) -> Runtime:
         args.lookahead = lookahead if speculate else 0
         say(f"comparing: {'speculative' if speculate else 'plain'} answers...")
-        return open_runtime(args)
+        runtime = open_runtime(args)
+        lines = [line for line in introduction(runtime) if line not in told]
+        told.extend(lines)
+        say(*lines)
+        return runtime
 
     report = compare(
         opened,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -194,8 +193,7 @@ def _hub(
 
 
 def _require_space(spec: ModelSpec, folder: Path, need_bytes: int) -> None:
-    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    free = sources.free_bytes(folder)
     if free < need_bytes + _SPARE_BYTES:
         setting = "HF_HOME" if isinstance(spec.source, HubSource) else "EDGESPEC_CACHE"
         raise FetchError(
@@ -268,7 +266,7 @@ def _bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.console import Console
 
     columns = (
-        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(),
         rich.DownloadColumn(),
         rich.TransferSpeedColumn(),

@@ -43,6 +43,18 @@ class Progress(Protocol):
 # ----------------------------------------------------------------------------------------- files
 
 
+def free_bytes(folder: Path) -> int:
+    """Bytes free on the disk of a folder, which needn't be there yet.
+
+    Raises FetchError where the disk isn't there, as Windows has it.
+    """
+    folder = folder.absolute()
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing is None:
+        raise FetchError(f"{folder} is on a disk that isn't there: choose another place.")
+    return shutil.disk_usage(existing).free
+
+
 def human_bytes(count: int) -> str:
     """98_362_432 -> "98 MB"; decimal units, as disks and the hub use them."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
