@@ -58,7 +58,7 @@ class Runtime:
 
         `planner` None tries the drafters in order with a lookahead of 3. `notes` are sentences the
         user should read; `self.notes` adds those of the models. `on_close` is called when the
-        models are about to be freed.
+        models are about to be freed. Raises ConfigError where two drafters have the same name.
         """
         self._on_close = on_close
         self.notes = [*target.notes, *notes]
@@ -68,6 +68,9 @@ class Runtime:
             drafters, planner = (), None
         self.target = target
         self.drafters = {drafter.name: drafter for drafter in drafters}
+        if len(self.drafters) < len(drafters):
+            names = ", ".join(drafter.name for drafter in drafters)
+            raise ConfigError(f"two drafters have the same name ({names}): give each its own")
         self._template = self._chat_template()
         self._engine = Engine(
             CachedSession(target.session),

@@ -20,8 +20,8 @@ class Draft:
 
     `probs` is None for a deterministic guess: each token then counts as drawn from a point mass.
     `confidence` says how sure the drafter was of each token, on a scale of its own; a planner
-    learns what it is worth. Where none is given it is 0 for each. The last `copied` tokens are another drafter's, which went on where
-    the first stopped.
+    learns what it is worth. Where none is given it is 0 for each. The last `copied` tokens are
+    another drafter's, which went on where the first stopped.
     """
 
     tokens: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from tiny_gguf import (
     write_tiny,
 )
 
-from edgespec.backends import LoadOptions, llama_tokenizer, load_model
+from edgespec.backends import LoadOptions, llama_device, llama_tokenizer, load_model
 from edgespec.backends.llama_device import choose_layers
 from edgespec.chat import Message
 from edgespec.errors import (
@@ -474,6 +475,11 @@ def test_layers_go_to_the_gpu_unless_the_cpu_is_named(gpu: Callable[[bool], None
     assert layers() == layers(device="cuda") == layers(device="cuda", allow_cpu=True) > 100
     assert layers(device="cpu") == layers(gpu_layers=0) == 0
     assert layers(device="cuda", gpu_layers=7) == 7
+
+
+def test_gpus_are_named_with_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_device, "_GPU_TYPES", (0,))  # the CPU, which every build has
+    assert re.fullmatch(r"CPU: .+", llama_device.gpus())
 
 
 # ----------------------------------------------------------------------------- closing and cancel

@@ -302,6 +302,12 @@ def test_a_failed_answer_frees_the_runtime_and_is_no_answer() -> None:
 # ------------------------------------------------------------------------------ closing
 
 
+def test_two_drafters_of_one_name_are_refused() -> None:
+    drafters = [ModelDrafter(fake_model(FakeSession(VOCAB))) for _ in range(2)]
+    with pytest.raises(ConfigError, match="two drafters have the same name"):
+        Runtime(fake_model(FakeSession(VOCAB)), drafters)
+
+
 def test_closing() -> None:
     drafter = FakeSession(VOCAB)
     with make(drafter=drafter) as runtime:

@@ -21,7 +21,7 @@ import numpy as np
 
 from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint
-from edgespec.backends.llama_device import choose_layers
+from edgespec.backends.llama_device import choose_layers, gpus
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
 from edgespec.errors import (
@@ -318,6 +318,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "architecture": header.architecture,
         "fingerprint": fingerprint(path),
         "llama_cpp": version("llama-cpp-python"),
+        **({"gpus": gpus()} if gpu_layers else {}),
     }
     template = header.metadata.get("tokenizer.chat_template")
     written = str(template) if template else None

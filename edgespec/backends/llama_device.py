@@ -7,13 +7,39 @@ stand in, and then the user is told.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from ctypes import c_char_p, c_size_t, c_void_p
+
 import llama_cpp.llama_cpp as lib
 
 from edgespec.backends import LoadOptions
 from edgespec.errors import ConfigError
 
 _ALL_LAYERS = 999
+_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 _REINSTALL = "reinstall llama-cpp-python with its CMAKE_ARGS for your GPU"
+
+
+def gpus() -> str:
+    """The GPUs that llama.cpp sees, each with the interface it is used through; "" if it can't say.
+
+    As in "CUDA0: NVIDIA GeForce RTX 4070". (ggml-backend.h)
+    """
+    with suppress(ImportError, AttributeError):
+        from llama_cpp._ggml import libggml
+
+        found = []
+        for function, result in (("get", c_void_p), ("name", c_char_p), ("description", c_char_p)):
+            getattr(libggml, f"ggml_backend_dev_{function}").restype = result
+        libggml.ggml_backend_dev_count.restype = c_size_t
+        for at in range(libggml.ggml_backend_dev_count()):
+            device = c_void_p(libggml.ggml_backend_dev_get(c_size_t(at)))
+            if libggml.ggml_backend_dev_type(device) in _GPU_TYPES:
+                name = libggml.ggml_backend_dev_name(device)
+                about = libggml.ggml_backend_dev_description(device)
+                found.append(f"{name.decode()}: {about.decode()}")
+        return ", ".join(found)
+    return ""
 
 
 def choose_layers(name: str, options: LoadOptions) -> tuple[int, list[str]]:
