@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from edgespec.bench import compare, report
+from edgespec.bench import charts, compare, report, table
 from edgespec.bench.beside import answered_by_all, at_best, best_side
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Pair, Results, Run, Trial
@@ -171,6 +172,46 @@ def test_lost_exactness_is_a_regression() -> None:
     assert not compare.compare(
         measured(1), measured(2, difference={**wrong, "explained": True})
     ).failed
+
+
+def test_exactness_is_compared_over_what_both_were_asked() -> None:
+    """More repetitions of one text that parts are one such text, and other prompts are no loss."""
+
+    def made(*asked: tuple[str, int, bool]) -> Results:
+        wrong = {"token": 3, "explained": False}
+        return results([
+            Trial("p", name, "x", 0, repeat, 9, "", [
+                answer("plain", 4.0), answer("l", 2.0, difference=None if exact else wrong)])
+            for name, repeat, exact in asked
+        ], ["plain", "l"])  # fmt: skip
+
+    first = made(("a", 0, False), ("b", 0, True))
+    again = made(*(("a", r, False) for r in range(3)), ("b", 0, True))
+    assert not compare.compare(first, again).inexact
+    other = compare.compare(first, made(("b", 0, True), ("c", 0, False)))
+    assert not other.inexact and "note: p, l: 1 answer to what" in "".join(other.notes)
+    for worse in (made(("a", 0, True), ("b", 0, False)), made(("b", 0, True), ("b", 1, False))):
+        found = compare.compare(first, worse)
+        assert found.failed and "differ from plain's" in found.inexact[0]
+
+
+def test_what_the_second_file_lacks_is_told() -> None:
+    before = measured(1)
+    before.trials += [
+        Trial("p", "long", "context", 0, 0, 64, "", [answer("plain", 4.0)], 64),
+    ]
+    before.pairs["p"].settings.update(gone=1)
+    after = measured(2)
+    after.trials[:] = [t for t in after.trials if t.category != "kind 3"][:40]
+    after.pairs["p"].settings.update(new=2)
+    after.pairs["p"] = replace(after.pairs["p"], drafters=[{"sha256": "another"}])
+    notes = compare.compare(before, after).notes
+    for said in (
+        "a drafter of p is another file", "gone was 1 and is None", "new was None and is 2",
+        "no answers in kind 3", "lacks 20 of the 60 questions", "text lengths 64",
+    ):  # fmt: skip
+        assert sum(said in note for note in notes) == 1, (said, notes)
+    assert compare.compare(before, before).notes == []
 
 
 def behind_texts(side: float, first: float, difference: object = None) -> list[Trial]:
@@ -341,6 +382,70 @@ def test_prompts_that_a_side_never_answered_count_for_nothing() -> None:
     assert "No prompt was answered by all" in "".join(
         report._peers(apart, "p", ["l"], {"it": ["it/b"]})
     )
+
+
+def test_what_stands_beside_each_other_was_answered_by_all() -> None:
+    easy = [
+        Trial("p", f"e{i}", "x", 0, 0, 9, "", [
+            answer("plain", 8.0), answer("l", 2.0), answer("it/a", 1.0)])
+        for i in range(4)
+    ]  # fmt: skip
+    hard = [
+        Trial("p", f"h{i}", "x", 0, 0, 9, "", [
+            answer("plain", 4.0), answer("l", 2.0), answer("m", 1.0), answer("it/a", 2.0)])
+        for i in range(2)
+    ]  # fmt: skip
+    made = results([*easy, *hard], ["plain", "l", "m", "it/a"])
+    lead = report._lead(made, "p", ["l", "m"])
+    assert "l decodes 2.00 times" in lead and "m decodes 4.00 times" in lead  # not 3.17
+    shown = list(table.lines(made))
+    assert sum("answered different prompts" in line for line in shown) == 1
+    (beside,) = [line.split() for line in shown if line.startswith("x ") and " it " in line]
+    assert beside[3:6] == ["10.0", "0.50", "(0.50"]  # the hard ones alone, where m is
+    assert "answered different prompts" in report.render(made)
+    assert "different prompts" not in "".join(table.lines(results(hard, ["plain", "l", "m"])))
+
+
+def test_turns_are_not_called_prompts() -> None:
+    trials = [
+        Trial("p", "a", "x", turn, 0, 9, "", [answer("plain", 4.0 + turn), answer("l", 2.0)])
+        for turn in range(3)
+    ]
+    made = results(trials, ["plain", "l"])
+    assert "3 prompts)" in report.render(made)
+    made.pairs["p"].settings["all_turns"] = True
+    html = report.render(made)
+    assert "3 turns)" in html and "x, 3 turns" in html and "3 prompts" not in html
+
+
+def test_a_report_names_each_machine_once() -> None:
+    made = measured(1)
+    made.runs += [
+        Run(f"2026-01-0{day}T00:00", [], {"cpu": cpu}, {"edgespec": "1"})
+        for day, cpu in enumerate(("fast", "slow", "fast"), 1)
+    ]
+    heads = [line for line in report._head(made) if "muted" in line]
+    assert len(heads) == 2 and "2026-01-01, 2026-01-03" in heads[0] and "slow" in heads[1]
+
+
+def test_answers_too_short_to_time_are_said_to_be() -> None:
+    trials = [Trial("p", "a", "x", 0, 0, 9, "", [
+        answer("plain", 0.0, tokens=1), answer("l", 0.0, tokens=1)])]  # fmt: skip
+    html = report.render(results(trials, ["plain", "l"]))
+    assert "no speed to compare" in html and "Nothing was measured" not in html
+
+
+def test_a_wide_interval_leaves_room_for_the_others() -> None:
+    wide = ratio_interval([-3.0, 3.8])
+    narrow = ratio_interval([0.1, 0.11])
+    sure = ratio_interval([-9e3, 9e3])  # its ends are 0 and infinity
+    assert wide and narrow and sure and sure.low == 0.0
+    rows = {"x": {"a": (wide, ""), "b": (narrow, "")}, "y": {"a": (sure, "")}}
+    root = ElementTree.fromstring(charts.intervals("", rows, ["a", "b"], "plain"))
+    whiskers = [line for line in root if "whisker" in line.get("class", "")]
+    ends = [(float(w.attrib["x1"]), float(w.attrib["x2"])) for w in whiskers]
+    assert ends[1][1] - ends[1][0] > 2  # a thousandth of the width or so before
+    assert "".join(root.itertext()).count("‹") == "".join(root.itertext()).count("›") == 2
 
 
 def test_energy_that_was_not_told_for_each_answer() -> None:

@@ -19,6 +19,8 @@ _INDENT = 14.0
 _ROW = 17.0
 _GAP = 15.0
 
+_BEYOND = 3.0  # how far beyond all ratios a scale goes for the sake of intervals
+
 PARTS = ("draft", "check", "sample", "rest")
 
 
@@ -27,19 +29,19 @@ def intervals(
     rows: Mapping[str, Mapping[str, tuple[Interval, str]]],
     names: Sequence[str],
     one: str,
+    counted: str = "prompt",
 ) -> str:
     """Ratios by category, a line for each of `names`; `one` says what a ratio of 1 is.
 
-    Each ratio comes with a note to stand behind it. A category without ratios is left out, and
-    nothing is no picture.
+    Each ratio comes with a note to stand behind it; `counted` is what gives one of its pairs. A
+    category without ratios is left out, and nothing is no picture. An interval that goes far beyond
+    all ratios is cut where the scale ends, and has an arrow there.
     """
     rows = {category: row for category, row in rows.items() if row}
     if not rows:
         return ""
     left = _beside_names(names)
-    found = [i for row in rows.values() for i, _ in row.values()]
-    low = min([0.9, *(i.center if i.low is None else i.low for i in found)]) * 0.96
-    high = max([1.1, *(i.center if i.high is None else i.high for i in found)]) * 1.04
+    low, high = _scale([i for row in rows.values() for i, _ in row.values()])
     longest = max((len(note) for row in rows.values() for _, note in row.values()), default=0)
     right = svg.WIDTH - 160.0 - svg.text_width("x" * longest)
     x = svg.logarithmic(low, high, left, right)
@@ -53,13 +55,14 @@ def intervals(
             y += 6
         y += _ROW
         count = max(interval.pairs for interval, _ in row.values())
-        heading = f"{category}, {count} prompt{'s' * (count > 1)}"
+        heading = f"{category}, {count} {counted}{'s' * (count > 1)}"
         marks.append(svg.text(0, y - 2, heading, "strong" if last else ""))
         for name in (name for name in names if name in row):
             interval, note = row[name]
             y += _ROW
             marks.append(svg.text(_INDENT, y - 2, name, "muted"))
-            marks += _interval(x, y - 6, interval, names.index(name), f"{name}, {category}")
+            shown = f"{name}, {category}"
+            marks += _interval(x, y - 6, interval, names.index(name), shown, (low, high))
             marks.append(svg.text(right + 16, y - 2, str(interval), "strong" if last else ""))
             marks.append(svg.text(svg.WIDTH, y - 2, note, "muted small", "end"))
         y += _GAP
@@ -72,10 +75,34 @@ def intervals(
     return svg.figure(bottom + 38, title, [*parts, *marks])
 
 
-def _interval(x: svg.Scale, y: float, found: Interval, series: int, what: str) -> list[str]:
+def _scale(found: Sequence[Interval]) -> tuple[float, float]:
+    """The ends of a scale: all ratios, and what their intervals take that isn't far beyond them.
+
+    Two prompts that differ give an interval of a hundredth to a hundredfold, in which nothing else
+    could be told apart.
+    """
+    low = min([0.9, *(i.center for i in found)])
+    high = max([1.1, *(i.center for i in found)])
+    lowest = min([low, *(i.low for i in found if i.low is not None)])
+    highest = max([high, *(i.high for i in found if i.high is not None)])
+    return max(lowest, low / _BEYOND) * 0.96, min(highest, high * _BEYOND) * 1.04
+
+
+def _interval(
+    x: svg.Scale,
+    y: float,
+    found: Interval,
+    series: int,
+    what: str,
+    ends: tuple[float, float],
+) -> list[str]:
     parts = []
     if found.low is not None and found.high is not None:
-        parts.append(svg.line(x(found.low), y, x(found.high), y, f"whisker {svg.colour(series)}"))
+        low, high = max(found.low, ends[0]), min(found.high, ends[1])
+        parts.append(svg.line(x(low), y, x(high), y, f"whisker {svg.colour(series)}"))
+        for at, cut, arrow in ((low, found.low < low, "‹"), (high, found.high > high, "›")):
+            if cut:
+                parts.append(svg.text(x(at), y + 5, arrow, "muted", "middle"))
     parts.append(svg.dot(x(found.center), y, series, f"{what}: {found}"))
     return parts
 

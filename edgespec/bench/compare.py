@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, ratio_interval
@@ -22,9 +23,9 @@ from edgespec.bench.summary import (
     Logs,
     behind_texts,
     categories,
+    contexts,
     pairing,
     speed_logs,
-    texts,
     trials_of,
     ttft_logs,
 )
@@ -173,15 +174,51 @@ def _change(before: Logs, after: Logs) -> Logs:
     return {key: after[key] - before[key] for key in before if key in after}
 
 
+_Question = tuple[Asked, int | None]
+"""What was asked, and the text length where that was."""
+
+
 def _inexact(a: Results, b: Results) -> Iterator[str]:
+    """Sides whose text was plain's, or explained, and isn't now, to what both were asked."""
     for pair in (pair for pair in a.pairs if pair in b.pairs):
-        for side in b.sides(pair):
-            before, after = texts(a, pair, side), texts(b, pair, side)
-            if "/" not in side and after.different > before.different:
+        for side in (side for side in b.sides(pair) if "/" not in side):
+            before, after = _exactness(a, pair, side), _exactness(b, pair, side)
+            both = _common(before, after, _same_prompts(a, b, pair))
+            if any(before[key] and not after[key] for key in both):
+                was, is_ = (sum(not found[key] for key in both) for found in (before, after))
                 yield (
-                    f"{pair}, {side}: {after.different} of {after.all} answers differ from "
-                    f"plain's without an explanation, {before.different} before"
+                    f"{pair}, {side}: {is_} of {len(both)} answers differ from plain's without an "
+                    f"explanation, {was} before"
                 )
+
+
+def _inexact_elsewhere(a: Results, b: Results, pair: str) -> Iterator[str]:
+    """Texts that aren't plain's, to what only the second file's sides were asked."""
+    for side in (side for side in b.sides(pair) if "/" not in side):
+        before, after = _exactness(a, pair, side), _exactness(b, pair, side)
+        both = _common(before, after, _same_prompts(a, b, pair))
+        if wrong := sum(not exact for key, exact in after.items() if key not in both):
+            yield (
+                f"note: {pair}, {side}: {wrong} answer{'s' * (wrong > 1)} to what the first file "
+                "wasn't asked differ from plain's without an explanation"
+            )
+
+
+def _common(
+    before: dict[_Question, bool], after: dict[_Question, bool], same_prompts: bool
+) -> set[_Question]:
+    return {key for key in before.keys() & after.keys() if same_prompts or key[1] is not None}
+
+
+def _exactness(results: Results, pair: str, side: str) -> dict[_Question, bool]:
+    """Whether all of a side's answers to a question have plain's text, or an explanation."""
+    found: dict[_Question, bool] = {}
+    for trial in (trial for trial in results.trials if trial.pair == pair):
+        if answer := trial.answer(side):
+            exact = answer.difference is None or bool(answer.difference.get("explained"))
+            key = (pairing(trial), trial.context)
+            found[key] = found.get(key, True) and exact
+    return found
 
 
 def _notes(a: Results, b: Results) -> Iterator[str]:
@@ -192,13 +229,37 @@ def _notes(a: Results, b: Results) -> Iterator[str]:
         one, two = a.pairs[pair], b.pairs[pair]
         if one.target.get("sha256") != two.target.get("sha256"):
             yield f"note: the target of {pair} is another file in the second"
-        for key in (key for key in one.settings if key in two.settings):
-            if one.settings[key] != two.settings[key]:
-                yield f"note: {pair}: {key} was {one.settings[key]} and is {two.settings[key]}"
+        files = [[drafter.get("sha256") for drafter in found.drafters] for found in (one, two)]
+        if files[0] != files[1]:
+            yield f"note: a drafter of {pair} is another file in the second"
+        for key in dict.fromkeys([*one.settings, *two.settings]):
+            was, is_ = one.settings.get(key), two.settings.get(key)
+            if was != is_:
+                yield f"note: {pair}: {key} was {was} and is {is_}"
         if not _same_prompts(a, b, pair):
             yield f"note: {pair}: the prompts aren't the same, so answers to them aren't compared"
         lost = [side for side in a.sides(pair) if side not in b.sides(pair)]
         if lost:
             yield f"note: {pair}: {', '.join(lost)} was measured in the first file alone"
+        yield from _unasked(a, b, pair)
+        yield from _inexact_elsewhere(a, b, pair)
     if not _same_machine(a, b):
         yield "note: these are two machines, so plain decoding's own speed isn't compared"
+
+
+def _unasked(a: Results, b: Results, pair: str) -> Iterator[str]:
+    """What the first file's sides were asked, and the second's weren't."""
+    if _same_prompts(a, b, pair):
+        gone = [name for name in categories(a, pair) if name not in categories(b, pair)]
+        if gone:
+            yield f"note: {pair}: the second file has no answers in {', '.join(gone)}"
+        # A prompt's turns are questions of their own.
+        before, after = ({pairing(t) for t in trials_of(r, pair, ALL)} for r in (a, b))
+        if before - after:
+            yield (
+                f"note: {pair}: the second file lacks {len(before - after)} of the {len(before)} "
+                "questions of the first"
+            )
+    lengths = [str(length) for length in contexts(a, pair) if length not in contexts(b, pair)]
+    if lengths:
+        yield f"note: {pair}: the text lengths {', '.join(lengths)} are in the first file alone"

@@ -15,11 +15,11 @@ from edgespec.bench import charts
 from edgespec.bench.beside import at_best, beside, split_sides
 from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
-from edgespec.bench.record import Pair, Results
+from edgespec.bench.record import Pair, Results, Run
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
 from edgespec.bench.summary import categories, contexts, row, trials_of
-from edgespec.bench.table import GAP, HEAD, cells, verdicts, wholes
+from edgespec.bench.table import GAP, HEAD, cells, unlike, verdicts, wholes
 
 SHARED = "Where sides answered different prompts, those count that all of them answered."
 NOT_REPORTED = "Energy: this system doesn't report it, or lets only the superuser read it."
@@ -42,16 +42,19 @@ def _head(results: Results) -> Iterator[str]:
     yield "<h1>Speculation against plain decoding</h1>"
     if not results.runs:
         return
-    run = results.runs[-1]
-    days = dict.fromkeys(one.began[:10] for one in results.runs)
+    days: dict[str, dict[str, None]] = {}  # of each machine with its versions
+    for run in results.runs:
+        days.setdefault(_where(run), {})[run.began[:10]] = None
+    for where, found in days.items():
+        yield f'<p class="muted">{escape(where)} · {escape(", ".join(found))}</p>'
+
+
+def _where(run: Run) -> str:
     memory = run.machine.get("memory_bytes")
     gib = f", {memory / 2**30:.0f} GiB" if isinstance(memory, int) else ""
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     machine = f"{run.machine.get('cpu')}, {run.machine.get('usable_cpus')} usable CPUs{gib}"
-    yield (
-        f'<p class="muted">{escape(machine)}, {escape(str(run.machine.get("system")))} · '
-        f"{escape(versions)} · {escape(', '.join(days))}</p>"
-    )
+    return f"{machine}, {run.machine.get('system')} · {versions}"
 
 
 def _pair(results: Results, pair: str) -> Iterator[str]:
@@ -85,21 +88,33 @@ def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
     """The outcome in a sentence or two."""
     sentences = []
     last = categories(results, pair)[-1]
-    for side in sides:
-        found = row(results, pair, side, last)
-        if found is None or found.ratio is None or found.tokens_per_second is None:
+    counted = _counted(results, pair)
+    for side, found in beside(results, pair, sides, last).items():
+        if found.ratio is None or found.tokens_per_second is None:
             continue
+        sure = _sure(found.ratio, counted)
         sentences.append(
-            f"{side} decodes {found.ratio.center:.2f} times as fast as plain{_sure(found.ratio)}, "
+            f"{side} decodes {found.ratio.center:.2f} times as fast as plain{sure}, "
             f"{found.tokens_per_second.median:.1f} tokens a second in the median."
         )
-    return " ".join(sentences) or "Nothing was measured yet."
+    if sentences:
+        return " ".join(sentences)
+    if _rated(results, pair):
+        return (
+            "No prompt was answered by all with more than one token: there is no speed to compare."
+        )
+    return "Nothing was measured yet."
 
 
-def _sure(ratio: Interval) -> str:
+def _counted(results: Results, pair: str) -> str:
+    """What gives one pair of a ratio: a prompt, or with `--turns` each turn of it."""
+    return "turn" if results.pairs[pair].settings.get("all_turns") else "prompt"
+
+
+def _sure(ratio: Interval, counted: str) -> str:
     if ratio.low is None or ratio.high is None:
-        return " (one prompt, so nobody knows how surely)"
-    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} prompts)"
+        return f" (one {counted}, so nobody knows how surely)"
+    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} {counted}s)"
 
 
 def _rated(results: Results, pair: str) -> bool:
@@ -109,7 +124,11 @@ def _rated(results: Results, pair: str) -> bool:
 def _section(heading: str, words: str, picture: str) -> Iterator[str]:
     yield f"<h3>{escape(heading)}</h3>"
     yield f'<p class="muted">{escape(words)}</p>'
-    yield f"<figure>{picture}</figure>" if picture else "<p>No prompt was answered by all.</p>"
+    yield (
+        f"<figure>{picture}</figure>"
+        if picture
+        else "<p>No prompt was answered by all with more than one token.</p>"
+    )
 
 
 def _ratios(results: Results, pair: str, sides: Sequence[str]) -> str:
@@ -121,7 +140,9 @@ def _ratios(results: Results, pair: str, sides: Sequence[str]) -> str:
         }
         for category in categories(results, pair)
     }
-    return charts.intervals("speed against plain by category", rows, sides, "plain")
+    return charts.intervals(
+        "speed against plain by category", rows, sides, "plain", _counted(results, pair)
+    )
 
 
 def _speed(value: Spread | None) -> str:
@@ -221,7 +242,9 @@ def _peers(
         "Beside other programs",
         "Tokens per second over edgespec's plain decoding, answered in turn on each prompt. Each "
         f"peer is shown at whichever of its settings was fastest in the category. {SHARED}",
-        charts.intervals("speed beside other programs", rows, names, "edgespec, plain"),
+        charts.intervals(
+            "speed beside other programs", rows, names, "edgespec, plain", _counted(results, pair)
+        ),
     )
 
 
@@ -239,6 +262,7 @@ def _details(results: Results, pair: str) -> Iterator[str]:
     yield "<details>\n<summary>All figures</summary>"
     rows = list(cells(results, pair, results.sides(pair)))
     yield from _table(HEAD, rows)
+    yield from (f"<p>{escape(sentence)}</p>" for sentence in unlike(results, pair))
     for sentence in wholes(results, pair, results.sides(pair)):
         yield f"<p>{escape(sentence)}</p>"
     yield "</details>"

@@ -16,7 +16,7 @@ from statistics import median
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Results, Trial
 from edgespec.bench.sides import PLAIN
-from edgespec.bench.stats import LEVEL, Interval, Spread, percentile, ratio_interval, spread
+from edgespec.bench.stats import Interval, Spread, percentile, ratio_interval, spread
 
 Asked = tuple[str, int]
 """A prompt and its turn, or a text length and its repetition."""
@@ -185,11 +185,16 @@ def ttft_logs(trials: Iterable[Trial], side: str) -> Logs:
 
 
 def against(
-    results: Results, pair: str, side: str, base: str, category: str, level: float = LEVEL
+    results: Results,
+    pair: str,
+    side: str,
+    base: str,
+    category: str,
+    within: Collection[Asked] | None = None,
 ) -> Interval | None:
-    """Tokens per second of one side over another's, paired by prompt."""
-    trials = trials_of(results, pair, category)
-    return ratio_interval(list(speed_logs(trials, side, base).values()), level)
+    """Tokens per second of one side over another's, by prompt, of `within` alone if given."""
+    logs = speed_logs(trials_of(results, pair, category), side, base)
+    return ratio_interval([log for key, log in logs.items() if within is None or key in within])
 
 
 def trials_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgespec.bench.beside import best_side, split_sides
+from edgespec.bench.beside import answered_by_all, beside, best_side, split_sides
 from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
@@ -19,8 +19,10 @@ from edgespec.bench.summary import (
     categories,
     compares_texts,
     contexts,
+    pairing,
     row,
     texts,
+    trials_of,
     whole,
 )
 
@@ -40,6 +42,7 @@ def lines(results: Results) -> Iterator[str]:
         if table:
             yield from _columns([HEAD, *table])
             yield GAP
+            yield from unlike(results, pair)
         elif not contexts(results, pair):
             yield "nothing was measured yet"
         yield from wholes(results, pair, sides)
@@ -107,6 +110,22 @@ def cells(results: Results, pair: str, sides: Sequence[str]) -> Iterator[tuple[s
                 yield _row_cells(found, compares_texts(results, pair))
 
 
+def unlike(results: Results, pair: str) -> Iterator[str]:
+    """A sentence where sides that stand in one category answered different prompts."""
+    sides = results.sides(pair)
+    for category in categories(results, pair):
+        asked = {
+            frozenset(pairing(t) for t in trials_of(results, pair, category) if t.answer(side))
+            for side in sides
+        } - {frozenset()}
+        if len(asked) > 1:
+            yield (
+                "sides of one category answered different prompts, which differ by more than sides "
+                "do: the report's pictures count those that all of them answered"
+            )
+            return
+
+
 def _row_cells(found: Row, compared: bool) -> tuple[str, ...]:
     speed = found.tokens_per_second
     exact = f"{found.texts.same}/{found.texts.all}" + ("*" if found.texts.explained else "")
@@ -157,10 +176,13 @@ def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
     for category in categories(results, pair):
         for peer, theirs in peers.items():
             best = best_side(results, pair, theirs, category)
-            found = row(results, pair, best, category) if best else None
-            if best is None or found is None:
+            if best is None:
                 continue
-            ours = (against(results, pair, side, best, category) for side in own)
+            found = beside(results, pair, [*own, best], category).get(best)
+            if found is None:
+                continue
+            within = answered_by_all(results, pair, [*own, best], category)
+            ours = (against(results, pair, side, best, category, within) for side in own)
             speed = found.tokens_per_second
             table.append(
                 (
