@@ -1,7 +1,8 @@
-"""What the chat's screen costs: tokens/s with the figures panel open against `edgespec run`, and
-how fast the screen answers a key meanwhile.
+"""What the chat's screen costs: seconds until one can type, tokens/s with the figures panel open
+against `edgespec run`, and how fast the screen answers a key meanwhile.
 
-    python benchmarks/tui_cost.py --target MODEL.gguf [--tokens 2000] [--turns 3] [options of chat]
+    python benchmarks/tui_cost.py --target MODEL.gguf [--tokens 2000] [--turns 3] [--starts 5]
+        [options of chat]
 
 Both sides answer the same prompt greedily, in turns, each in a process of its own; the chat runs on
 a pseudo-terminal of 120 by 40. Needs a system that has those (not Windows).
@@ -86,6 +87,13 @@ class Screen:
             drawn += self.read(0.05)
         return time.perf_counter() - began
 
+    def leave(self) -> None:
+        """Press Ctrl+Q and wait for the end."""
+        self.type("\x11")
+        with suppress(OSError):  # the terminal of a program that has ended can't be read
+            while self.process.poll() is None:
+                self.read(0.05)
+
     def saved(self) -> dict[str, object] | None:
         """The figures of the answer that was saved last."""
         for file in (self.folder / "conversations").glob("*.jsonl"):
@@ -94,6 +102,19 @@ class Screen:
                 if figures:
                     return dict(figures)
         return None
+
+
+def start(options: list[str]) -> float:
+    """Seconds from the program's start until a key that was typed is on the screen."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        screen = Screen(options, 1, Path(folder))
+        screen.wait_for("\x1b[?1049h", 30)  # the other screen: from here on it echoes by itself
+        screen.type(KEYS[0])
+        screen.wait_for(KEYS[0], 30)
+        spent = time.perf_counter() - began
+        screen.leave()
+        return spent
 
 
 def on_screen(options: list[str], tokens: int, latencies: list[float]) -> float:
@@ -112,10 +133,7 @@ def on_screen(options: list[str], tokens: int, latencies: list[float]) -> float:
                 screen.type(key)
                 latencies.append(screen.wait_for(key, 5))
                 pressed += 1
-        screen.type("\x11")
-        with suppress(OSError):  # the terminal of a program that has ended can't be read
-            while screen.process.poll() is None:
-                screen.read(0.05)
+        screen.leave()
         speed = float(str(figures["tokens_per_second"]))
         print(f"  chat: {figures['tokens']} tokens, {speed:.1f} tok/s", flush=True)
         return speed
@@ -126,12 +144,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=5)
     args, options = parser.parse_known_args()
+    starts = [start(options) for _ in range(args.starts)]
+    if starts:
+        print(
+            f"start to a typed key: median {statistics.median(starts):.2f} s, "
+            f"most {max(starts):.2f} s, of {len(starts)}"
+        )
     latencies: list[float] = []
     ratios = []
     for _ in range(args.turns):
         run = plain(options, args.tokens)
         ratios.append(on_screen(options, args.tokens, latencies) / run)
+    if not ratios:
+        return 0
     latencies.sort()
     print(
         f"chat / run: {statistics.median(ratios):.3f} (of {', '.join(f'{r:.3f}' for r in ratios)})"
