@@ -9,11 +9,12 @@ export early leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,18 +22,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
 from edgespec.fetch.sources import human_bytes
 
 if TYPE_CHECKING:
     from edgespec.exporters.onnx_reference import Behind
+    from edgespec.exporters.onnx_weights import Quantised
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 Style = Literal["fused", "portable"]
 
 INSTALL = "pip install 'edgespec[export]'"
 _BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.0}  # with scales
+_OPTIMUM = "optimum.exporters.onnx"
+_PACKAGES = {
+    _OPTIMUM: "optimum-onnx",
+    "onnx_ir": "onnx-ir",
+    "onnxruntime_genai": "onnxruntime-genai",
+}
 _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
 _ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
 
@@ -89,16 +98,23 @@ def require_extra(style: Style | None = None) -> None:
     """Raises ExportError, with the command to run, where a library of the extra is missing."""
     needed = ["torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers"]
     needed += ["onnxruntime_genai"] if style != "portable" else []
-    needed += ["optimum"] if style != "fused" else []
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    needed += [_OPTIMUM] if style != "fused" else []
+    missing = [_PACKAGES.get(name, name) for name in needed if not _found(name)]
     if missing:
         raise ExportError(f"Export to ONNX needs {', '.join(missing)}; install it: {INSTALL}")
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is a part of
+        return False
 
 
 def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan:
     """What an export would take.
 
-    style: None is fused where the family is known. Raises ConfigError for an unknown dtype and
+    style: None is fused where that can be had. Raises ConfigError for an unknown dtype and
     ExportError where the style can't be had.
     """
     from edgespec.exporters import onnx_fused
@@ -106,12 +122,10 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     if dtype not in DTYPES:
         raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
     architecture = next(iter(checkpoint.architectures), "a model without a name")
-    if style == "fused" and not onnx_fused.knows(architecture):
-        raise ExportError(
-            f"{checkpoint.name} is a {architecture}, which can't be exported with fused attention; "
-            "use --portable."
-        )
-    chosen: Style = style or ("fused" if onnx_fused.knows(architecture) else "portable")
+    refusal = onnx_fused.refusal(architecture, checkpoint.config)
+    if style == "fused" and refusal is not None:
+        raise ExportError(f"{checkpoint.name} {refusal}; use --portable.")
+    chosen: Style = style or ("fused" if refusal is None else "portable")
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
     copy = numbers * (2 if dtype == "fp16" else 4) if chosen == "portable" else 0
@@ -143,7 +157,10 @@ def export(
         "format": "onnx", "source": checkpoint.source, "revision": checkpoint.revision,
         "dtype": dtype, "style": planned.style,
     }  # fmt: skip
-    with stage(out, wanted=wanted, need_bytes=planned.disk_bytes, overwrite=overwrite) as work:
+    with (
+        stage(out, wanted=wanted, need_bytes=planned.disk_bytes, overwrite=overwrite) as work,
+        _enough_memory(planned),
+    ):
         folder = work.folder / "model"
         folder.mkdir()
         made = _make(checkpoint, planned, folder, report)
@@ -174,6 +191,20 @@ def export(
         work.publish({folder: out})
     size = sum(path.stat().st_size for path in out.iterdir())
     return Result(out, manifest.beside(out), size, parity, made.notes)
+
+
+@contextlib.contextmanager
+def _enough_memory(planned: Plan) -> Iterator[None]:
+    """A sentence where there wasn't."""
+    try:
+        yield
+    except Exception as error:
+        if not no_memory(error):
+            raise
+        raise ExportError(
+            f"There wasn't the memory for this export, which takes about "
+            f"{human_bytes(planned.memory_bytes)}; close other programs, or use a larger machine."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -234,31 +265,29 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
         changed = onnx_weights.quantise(
             model, ends, 4 if planned.dtype == "int4" else 8, report=report
         )
-        if changed.kept:
-            notes.append(f"blocks can't hold {', '.join(changed.kept[:3])}, which stay floats")
-    # Of the rotation; Gemma 3 has them twice, cos_cache_global and cos_cache_local.
+        notes += changed.notes
     tables = sum(v.const_value.nbytes for n, v in model.graph.initializers.items()
-                 if n.startswith(("cos_cache", "sin_cache")))  # fmt: skip
+                 if n.startswith(onnx_fused.ROTATIONS))  # fmt: skip
     onnx_file.write(model, folder, changed.aliases, report)
     shutil.rmtree(scratch, ignore_errors=True)
-    in_blocks = None if planned.dtype in ("fp32", "fp16") else changed.numbers
-    _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, in_blocks)
+    _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, changed)
     optional = [onnx_graph.ROWS] if ends.head is not None else []
     return _Made(reference, behind, ids, optional, tuple(notes))
 
 
 def _check_size(
-    size: int, parameters: list[tuple[int, ...]], dtype: str, in_blocks: int | None
+    size: int, parameters: list[tuple[int, ...]], dtype: str, changed: Quantised
 ) -> None:
     """Raises ExportError for a file that holds more than its parameters.
 
-    in_blocks: the numbers that were quantised; others (a table of positions) are floats then.
+    changed: what was quantised; other matrices (a table of positions) are floats then.
     """
     matrices = sum(math.prod(shape) for shape in parameters if len(shape) > 1)
     others = sum(math.prod(shape) for shape in parameters if len(shape) <= 1)
     # One that was quantised twice is no reason to expect it twice.
-    small = matrices if in_blocks is None else min(in_blocks, matrices)
-    expected = small * _BITS[dtype] / 8 + (matrices - small + others) * 4
+    small = matrices if dtype in ("fp32", "fp16") else min(changed.numbers, matrices)
+    in_blocks = (small + changed.padding) * _BITS[dtype] / 8 + changed.zeros
+    expected = in_blocks + (matrices - small + others) * 4
     if size > 1.02 * expected + _ROOM:
         raise ExportError(
             f"The exported file has {human_bytes(size)} where its parameters need "

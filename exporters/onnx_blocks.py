@@ -5,8 +5,9 @@ A row of a matrix is cut into blocks; a block is its numbers as small integers a
 The integer in the middle, 2^(bits - 1), stands for zero, as it does for both operators where a
 graph names no other: one token's pass is faster than with zeros that differ by block.
 
-Invariant: `unpack(pack(w))` differs from w by half a step of each block's scale or less, but for
-numbers at a block's edge, where the search for a better scale may clip.
+Invariant: `unpack(pack(w))` differs from w by a step of the coarsest grid at most, which is a
+block's largest number over 2^(bits - 1) - 1: half for rounding, the rest for clipping and the
+scale's fit.
 """
 
 from __future__ import annotations

@@ -6,27 +6,30 @@ they stay where they are until they are written, so nothing is in memory twice. 
 would do with the weights (4 bits without a search, an embedding beside its head) isn't used.
 
 Invariant: the graph is float; `onnx_weights` makes fewer bits of it. Each layer looks back as far
-as the model's own configuration says, where the builder's classes have rules of their own.
+as the model's own configuration says, and each position is rotated as its own code does it, where
+the builder's classes have rules of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
-from edgespec.exporters.onnx_graph import attribute
+from edgespec.exporters.machine import lacking
+from edgespec.exporters.onnx_graph import attribute, shape_of
 
 # Text models the builder has a class for; those for pictures and sound are left out, and so are
 # mixtures of experts, whose weights it stores as one tensor a layer.
 FAMILIES: Mapping[str, str] = {
-    "Ernie4_5_ForCausalLM": "ErnieModel",
     "Gemma2ForCausalLM": "Gemma2Model",
     "Gemma3ForCausalLM": "Gemma3Model",
     "GemmaForCausalLM": "GemmaModel",
@@ -54,10 +57,25 @@ _SOME_SLIDE = frozenset(
 )  # fmt: skip
 _NO_WINDOW = -1  # GroupQueryAttention's local_window_size where a layer sees the whole text
 
+# Which of transformers' rules for `rope_scaling` rotate a position alike in every text.
+_FIXED = frozenset({"default", "linear", "llama3", "yarn"})
+ROTATIONS = ("cos_cache", "sin_cache")
+"""What the names of the tables of rotations start with; Gemma 3 has two of each."""
 
-def knows(architecture: str) -> bool:
-    """Whether the builder has a class for it."""
-    return architecture in FAMILIES
+
+def refusal(architecture: str, config: Mapping[str, Any]) -> str | None:
+    """Why a model can't be built so, as what follows its name; None where it can."""
+    if architecture not in FAMILIES:
+        return f"is a {architecture}, which can't be exported with fused attention"
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, Mapping):
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if str(kind) not in _FIXED or "long_factor" in scaling:
+            return (
+                "changes its positions with the length of the text, which a cache in place can't "
+                "follow"
+            )
+    return None
 
 
 def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[ir.Model, Any]:
@@ -67,12 +85,8 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
     """
     from onnxruntime_genai.models import builders
 
-    config = loaded.config
-    if architecture == "Phi3ForCausalLM" and getattr(config, "rope_scaling", None):
-        raise ExportError(
-            "This Phi-3 changes its positions with the length of the text, which a cache in place "
-            "can't follow; use --portable."
-        )
+    config = copy.deepcopy(loaded.config)
+    config.rope_scaling = None  # of which the builder knows a part
     family: Any = getattr(builders, FAMILIES[architecture])
     seen = windows(config, architecture)
     # Attention in float16 is fused for GPUs alone, but ONNX Runtime's CPU has it as well.
@@ -98,7 +112,29 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
         made.make_model("")
         made.model.graph.sort()
     _check_windows(made.model, seen)
+    _rotate_as(loaded, made.model)
     return made.model, made
+
+
+def _rotate_as(loaded: Any, model: ir.Model) -> None:
+    """Put the rotations of the model's own code into the graph's tables (positions, numbers).
+
+    Raises ExportError where a table isn't of their shape.
+    """
+    from edgespec.exporters.onnx_reference import rotations
+
+    for name, value in model.graph.initializers.items():
+        if name.startswith(ROTATIONS):
+            count, width = shape_of(value)
+            pair = rotations(loaded, count, local=name.endswith("_local"))
+            own = pair[name.startswith("sin")]
+            if own.shape[1] != 2 * width:
+                raise ExportError(
+                    f"onnxruntime-genai rotates {2 * width} numbers of each head where the model "
+                    f"rotates {own.shape[1]}; use --portable."
+                )
+            kind = value.const_value.dtype.numpy()
+            value.const_value = ir.tensor(np.array(own[:, :width], kind), name=name)
 
 
 def windows(config: Any, architecture: str) -> tuple[int, ...]:
@@ -141,9 +177,9 @@ def _as_sentence(what: str) -> Iterator[None]:
     """The builder's errors are of any type."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:
+        if lacking(error):
+            raise
         reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0].rstrip(".")
         raise ExportError(
             f"onnxruntime-genai can't build {what}: {reason}; use --portable."

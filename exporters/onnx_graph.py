@@ -42,6 +42,16 @@ def weight_of(node: ir.Node) -> ir.Value | None:
     return _matrix(node.inputs[1])
 
 
+def stack_of(node: ir.Node) -> ir.Value | None:
+    """The stored tensor of several matrices that a node multiplies by; None where there is none."""
+    for value in node.inputs if node.op_type in PRODUCTS else ():
+        if value is not None and value.is_initializer() and value.const_value is not None:
+            shape = shape_of(value)
+            if len(shape) > 2 and min(shape[-2:]) > 1:  # else it is one vector, as of frequencies
+                return value
+    return None
+
+
 def shape_of(stored: ir.Value) -> tuple[int, ...]:
     """The dimensions of a stored tensor."""
     assert stored.const_value is not None

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import torch
 
 from edgespec.errors import ExportError
+from edgespec.exporters.machine import lacking
 
 TASK = "text-generation-with-past"
 
@@ -37,9 +38,9 @@ def build(loaded: Any, folder: Path, *, half: bool) -> ir.Model:
             onnx_export_from_model(
                 loaded, folder, task=TASK, do_validation=False, use_subprocess=False
             )
-    except MemoryError:
-        raise
     except Exception as error:  # whatever torch, transformers and optimum raise between them
+        if lacking(error):
+            raise
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(f"optimum can't export {type(loaded).__name__}: {reason}") from error
     graphs = sorted(folder.glob("*.onnx"))

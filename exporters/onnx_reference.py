@@ -16,6 +16,7 @@ import torch
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.machine import no_memory
 from edgespec.exporters.parity import Floats
 from edgespec.platform import usable_cpus
 
@@ -40,6 +41,8 @@ def load(checkpoint: Checkpoint) -> Any:
             **({"attn_implementation": "eager"} if capped else {}),
         )  # fmt: skip
     except Exception as error:  # whatever its many parts raise
+        if no_memory(error):
+            raise
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
     # It makes up what it doesn't find, and both sides of the gate would be made up alike.
@@ -101,6 +104,17 @@ def behind_window(loaded: Any, texts: Mapping[str, Sequence[int]]) -> Behind | N
     with torch.inference_mode(False), torch.no_grad(), _as_float32(loaded):
         output = loaded(input_ids=torch.tensor([tokens]), use_cache=False, logits_to_keep=_BEHIND)
     return Behind(tokens, np.asarray(output.logits[0].float().numpy()))
+
+
+def rotations(loaded: Any, count: int, *, local: bool = False) -> tuple[Floats, Floats]:
+    """Cosines and sines (count, numbers) that the model rotates heads by at each position.
+
+    The second half of a row is its first half again. local: in Gemma 3's layers with a window.
+    """
+    decoder = loaded.get_decoder()
+    rotate = decoder.rotary_emb_local if local else decoder.rotary_emb
+    cos, sin = rotate(torch.zeros(1), torch.arange(count)[None])
+    return cos[0].numpy(), sin[0].numpy()
 
 
 @contextmanager

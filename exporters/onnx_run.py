@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgespec.errors import ExportError
+from edgespec.exporters.machine import no_memory
 from edgespec.exporters.onnx_graph import ROWS
 
 _TYPES: dict[str, Any] = {
@@ -86,6 +87,8 @@ class Graph:
                 path, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its errors have no common class of their own
+            if no_memory(error):
+                raise
             reason = str(error).split("\n", 1)[0]
             raise ExportError(f"ONNX Runtime can't load what was exported: {reason}") from error
         declared = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
@@ -131,6 +134,8 @@ class Graph:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
+            if no_memory(error):
+                raise
             reason = str(error).split("\n", 1)[0]
             raise ExportError(f"A pass through what was exported failed: {reason}") from error
         made = dict(zip(self._outputs, binding.get_outputs(), strict=True))

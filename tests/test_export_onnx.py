@@ -85,6 +85,29 @@ def test_without_the_extra_the_command_that_installs_it_is_named(
     assert "pip install 'edgespec[export]'" in said and len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("parent", [True, False])
+def test_optimum_without_its_part_for_onnx_is_told(
+    parent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str, *_: Any) -> Any:
+        if name.startswith("optimum.") and not parent:
+            raise ModuleNotFoundError(name)
+        return None if name.startswith("optimum.") else object()
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    with pytest.raises(ExportError, match=r"needs optimum-onnx; install it: pip"):
+        exporter.require_extra("portable")
+    exporter.require_extra("fused")
+
+
+def test_a_type_for_a_draft_that_isnt_named_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", "onnx", str(tmp_path), str(tmp_path / "out"), "--draft-dtype", "int4"]
+    assert main(command) == 1
+    assert "--draft-dtype is of a draft: name one with --draft" in capsys.readouterr().err
+
+
 # --------------------------------------------------------------------------- real exports
 
 
@@ -256,6 +279,55 @@ def test_each_layer_looks_back_as_far_as_in_the_model(
     assert result.parity["behind_its_window"]["positions"] == 64
 
 
+_SCALED = {
+    "Llama": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "Gemma3": {"rope_type": "linear", "factor": 8.0},
+    "Qwen2": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+}  # fmt: skip
+
+
+@with_extra
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("family", _SCALED)
+def test_far_positions_are_rotated_as_in_the_model(
+    family: str, dtype: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """The probe texts have a hundred tokens and can't show it."""
+    import onnx
+    import torch
+    from onnx import numpy_helper
+
+    from edgespec.exporters import onnx_reference
+
+    changes = {"rope_scaling": _SCALED[family]}
+    source = checkpoint(family, **_SLIDING["Gemma3"] if family == "Gemma3" else {}, **changes)
+    out = exporter.export(source, tmp_path / "out", dtype=dtype).path
+    stored = {w.name: w for w in onnx.load(out / "model.onnx").graph.initializer}
+    loaded = onnx_reference.load(source)
+    places = np.unique(np.geomspace(1, 1023, 64).astype(np.int64))
+    endings = {"_global": "", "_local": "_local"} if family == "Gemma3" else {"": ""}
+    for ending, which in endings.items():
+        rotate = getattr(loaded.model, f"rotary_emb{which}")
+        for kind, wanted in zip(
+            ("cos", "sin"), rotate(torch.zeros(1), torch.tensor(places)[None]), strict=True
+        ):
+            table = numpy_helper.to_array(stored[f"{kind}_cache{ending}"])
+            half = wanted[0, :, : table.shape[1]].numpy()
+            np.testing.assert_allclose(table[places], half, atol=1e-5 if dtype == "fp32" else 2e-3)
+    if dtype == "fp32":
+        from edgespec.exporters.onnx_run import Graph
+
+        graph = Graph(out / "model.onnx", in_place=True, room=1024)
+        text = [5 + i * i % 250 for i in range(1000)]
+        reference = onnx_reference.logits(loaded, {"far": text})["far"][-8:]
+        graph.forward(text[:-8], [0])
+        far = compare({"far": reference}, {"far": graph.forward(text[-8:])})
+        assert far.mean_kl < 1e-6
+
+
 @with_extra
 def test_a_window_on_the_wrong_layer_is_refused(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +396,30 @@ def test_style_follows_the_family(checkpoint: Callable[..., Checkpoint]) -> None
         exporter.plan(checkpoint("GPT2"), "int4", "fused")
     with pytest.raises(ConfigError, match="choose from fp32"):
         exporter.plan(checkpoint(), "q4_0")
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("family", "scaling", "style"),
+    [
+        ("llama-2", {"rope_type": "linear", "factor": 2.0}, "fused"),
+        ("llama-2", {"rope_type": "dynamic", "factor": 2.0}, "portable"),
+        ("llama-2", {"type": "dynamic", "factor": 2.0}, "portable"),
+        ("phi-3", None, "fused"),
+        ("phi-3", ..., "portable"),  # its own, with factors for short and for long texts
+    ],
+)
+def test_positions_that_change_with_the_length_are_portable(
+    family: str, scaling: Any, style: str, tmp_path: Path
+) -> None:
+    from tiny_checkpoint import write_checkpoint
+
+    changes = {} if scaling is ... else {"rope_scaling": scaling}
+    source = Checkpoint.open(write_checkpoint(tmp_path / "m", family, **changes))
+    assert exporter.plan(source, "int4").style == style
+    if style == "portable":
+        with pytest.raises(ExportError, match=r"changes its positions with the length.*--portable"):
+            exporter.plan(source, "int4", "fused")
 
 
 @with_extra
@@ -428,6 +524,168 @@ def test_a_file_with_something_in_it_twice_is_refused(
     monkeypatch.setattr(onnx_graph, "share_embedding", lambda _model, ends: ends)
     with pytest.raises(ExportError, match="twice"):
         exporter.export(checkpoint(), tmp_path / "out", dtype="fp32")
+
+
+@with_extra
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("dtype", "shape", "middle"), [("int4", 2, 0x88), ("int8", 3, 0x80)])
+def test_embeddings_name_their_zeros(
+    dtype: str,
+    shape: int,
+    middle: int,
+    tied: bool,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+) -> None:
+    """Of three blocks a row. ONNX Runtime has taken 0 on CUDA where none are named."""
+    import onnx
+    from onnx import numpy_helper
+
+    source = checkpoint(tied=tied, hidden_size=96, head_dim=16)
+    out = exporter.export(source, tmp_path / "out", dtype=dtype).path
+    graph = onnx.load(out / "model.onnx").graph
+    stored = {w.name: w for w in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "GatherBlockQuantized"]
+    zeros = numpy_helper.to_array(stored[nodes[0].input[3]])
+    rows = json.loads((out / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    assert len(nodes) == 1 and zeros.shape == (rows, shape)
+    assert zeros.dtype == np.uint8 and (zeros == middle).all()
+    products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    assert all(len(node.input) == 3 for node in products)  # whose middle all agree on
+
+
+@with_extra
+def test_zeros_and_filled_up_blocks_are_expected() -> None:
+    from edgespec.exporters.onnx_weights import Quantised
+
+    parameters = [(100_000, 300)]
+    changed = Quantised(numbers=30_000_000, padding=8_000_000, zeros=2_000_000)
+    need = 38_000_000 * 5 // 8 + 2_000_000
+    exporter._check_size(need, parameters, "int4", changed)
+    with pytest.raises(ExportError, match="twice"):
+        exporter._check_size(need + 2_000_000, parameters, "int4", changed)
+
+
+@with_extra
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_an_embedding_that_fills_no_blocks_stays_floats(
+    dtype: str,
+    tied: bool,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import onnx
+
+    monkeypatch.setattr(exporter, "_ROOM", 30_000)  # a copy of the table would be 60 kB
+    source = checkpoint(tied=tied, hidden_size=40, head_dim=16)
+    result = exporter.export(source, tmp_path / "out", dtype=dtype)
+    nodes = onnx.load(result.path / "model.onnx", load_external_data=False).graph.node
+    operators = [node.op_type for node in nodes]
+    assert "GatherBlockQuantized" not in operators
+    assert operators.count("FusedMatMul") == tied
+    said = f"can't hold {'/lm_head/MatMul, ' * tied}/model/embed_tokens/Gather, which stay floats"
+    assert [said in note for note in result.notes] == [True]
+
+
+@with_extra
+def test_products_with_several_matrices_are_told_or_refused() -> None:
+    """As the experts of a mixture are stored; the numbers of a rotation are none."""
+    import onnx_ir
+    from onnx import TensorProto, helper, numpy_helper
+
+    from edgespec.exporters.onnx_graph import Ends
+    from edgespec.exporters.onnx_weights import quantise
+
+    def model(experts: int) -> Any:
+        rng = np.random.default_rng(0)
+        shapes = {"w": (64, 512), "experts": (experts, 64, 64), "turn": (1, 32, 1)}
+        stored = [
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+            for name, shape in shapes.items()
+        ]
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["y"], name="plain"),
+            helper.make_node("MatMul", ["x", "experts"], ["z"], name="mixed"),
+            helper.make_node("MatMul", ["turn", "places"], ["angles"], name="turned"),
+        ]
+        named = {
+            name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in (("x", [1, 1, 64]), ("places", [1, 1, 4]), ("y", None), ("z", None),
+                                ("angles", None))
+        }  # fmt: skip
+        graph = helper.make_graph(
+            nodes, "g", [named["x"], named["places"]], [named[n] for n in ("y", "z", "angles")],
+            stored,
+        )  # fmt: skip
+        return onnx_ir.from_proto(helper.make_model(graph))
+
+    few = quantise(model(2), Ends(None, None), 4, report=lambda *_: None)
+    assert few.kept == ["mixed"] and few.numbers == 64 * 512
+    assert few.notes == ["blocks can't hold mixed, which stay floats"]
+    with pytest.raises(ExportError, match=r"can't hold 50% of its weights.*mixed\); choose fp16"):
+        quantise(model(8), Ends(None, None), 4, report=lambda *_: None)
+
+
+_NO_MEMORY = {
+    "python": MemoryError(),
+    "torch": RuntimeError("[enforce fail at x] DefaultCPUAllocator: can't allocate memory: 9"),
+    "onnxruntime": Exception("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"),
+}
+
+
+@with_extra
+@pytest.mark.parametrize("whose", _NO_MEMORY)
+@pytest.mark.parametrize("stage", ["loading", "building", "tracing", "checking"])
+def test_memory_that_isnt_there_is_a_sentence(
+    stage: str,
+    whose: str,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise _NO_MEMORY[whose]
+
+    place = {
+        "loading": "transformers.AutoModelForCausalLM.from_pretrained",
+        "building": "onnxruntime_genai.models.builders.LlamaModel.make_model",
+        "tracing": "optimum.exporters.onnx.onnx_export_from_model",
+        "checking": "onnxruntime.InferenceSession",
+    }[stage]
+    source = checkpoint()
+    monkeypatch.setattr(place, fail)
+    style: Any = "portable" if stage == "tracing" else "fused"
+    with pytest.raises(ExportError, match=r"wasn't the memory.*takes about 1\.\d+ GB"):
+        exporter.export(source, tmp_path / "out", dtype="fp32", style=style)
+    assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("style", "place"),
+    [
+        ("fused", "onnxruntime_genai.models.builders.LlamaModel.make_model"),
+        ("portable", "optimum.exporters.onnx.onnx_export_from_model"),
+    ],
+)
+def test_a_full_disk_is_not_the_models_fault(
+    style: Any,
+    place: str,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import errno
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "weights")
+
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(ExportError, match=r"^Can't write .*out: No space left on device"):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="fp32", style=style)
+    assert list(tmp_path.iterdir()) == []
 
 
 @with_extra
@@ -608,7 +866,7 @@ def test_blocks_hold_what_was_put_in(bits: int) -> None:
 @with_extra
 @pytest.mark.parametrize("bits", [4, 8])
 def test_operators_read_blocks_as_they_were_meant(bits: int) -> None:
-    """Also the zero, which no input names, and scales below it."""
+    """Also the zero, named or not, and scales below it."""
     import onnxruntime as ort
     import torch
     from onnx import TensorProto, helper, numpy_helper
@@ -619,17 +877,23 @@ def test_operators_read_blocks_as_they_were_meant(bits: int) -> None:
     packed = pack(torch.randn(48, 64), bits, 32)
     assert packed.scales.min() < 0 < packed.scales.max()
     rows = packed.data.reshape(48, -1)
-    stored = {"blocks": packed.data, "rows": rows, "scales": packed.scales}
+    zeros = np.full((48, 2 if bits == 8 else 1), 128 if bits == 8 else 0x88, np.uint8)
+    stored = {"blocks": packed.data, "rows": rows, "scales": packed.scales, "zeros": zeros}
     common = {"domain": "com.microsoft", "bits": bits, "block_size": 32}
     nodes = [
         helper.make_node("MatMulNBits", ["x", "blocks", "scales"], ["y"], K=64, N=48, **common),
         helper.make_node(
             "GatherBlockQuantized", ["rows", "ids", "scales"], ["z"], quantize_axis=1, **common
         ),
+        helper.make_node(
+            "GatherBlockQuantized", ["rows", "ids", "scales", "zeros"], ["named"],
+            quantize_axis=1, **common,
+        ),
     ]  # fmt: skip
     values = (
         ("x", TensorProto.FLOAT, [64, 64]), ("ids", TensorProto.INT64, [48]),
         ("y", TensorProto.FLOAT, [64, 48]), ("z", TensorProto.FLOAT, [48, 64]),
+        ("named", TensorProto.FLOAT, [48, 64]),
     )  # fmt: skip
     infos = [helper.make_tensor_value_info(*value) for value in values]
     weights = [numpy_helper.from_array(array, name) for name, array in stored.items()]
@@ -638,6 +902,7 @@ def test_operators_read_blocks_as_they_were_meant(bits: int) -> None:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = {"x": np.eye(64, dtype=np.float32), "ids": np.arange(48)}
-    product, gathered = session.run(None, feeds)
+    product, gathered, named = session.run(None, feeds)
     np.testing.assert_allclose(product, unpack(packed).T, atol=1e-5)
     np.testing.assert_allclose(gathered, unpack(packed), atol=1e-5)
+    np.testing.assert_array_equal(named, gathered)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec.errors import ConfigError
+
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint
     from edgespec.exporters.onnx import Result
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.exporters.register import refuse_taken
     from edgespec.exporters.staging import refuse_existing
 
+    if args.draft_dtype and not args.draft:
+        raise ConfigError("--draft-dtype is of a draft: name one with --draft")
     # Whatever can be refused is refused before a download or any work.
     onnx.require_extra(args.style)
     out: Path = args.out or Path(f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
