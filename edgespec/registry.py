@@ -211,13 +211,32 @@ def _model(table: Table) -> ModelSpec:
     )
 
 
+# What may lie beside a graph and is no part of it. Weights have names of any kind.
+_NO_WEIGHTS = frozenset(
+    (".gguf", ".jinja", ".json", ".md", ".model", ".part", ".py", ".safetensors", ".txt")
+)
+
+
+def graph_files(graph: Path) -> list[Path]:
+    """An ONNX graph and the files with its weights, sorted: beside other graphs those whose names
+    go on from its own, and alone in its folder all that are no texts or settings.
+    """
+    files = [path for path in graph.parent.iterdir() if path.is_file()]
+    alone = sum(path.suffix == ".onnx" for path in files) == 1
+    return sorted(
+        path for path in files
+        if path.name.startswith(graph.name)
+        or (alone and path.suffix not in _NO_WEIGHTS and not path.name.startswith("."))
+    )  # fmt: skip
+
+
 def size_on_disk(path: Path) -> int:
-    """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it,
-    in files whose names go on from its own. 0 where nothing is.
+    """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it.
+    0 where nothing is.
     """
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
     if path.suffix == ".onnx" and path.is_file():
-        files = (file for file in path.parent.iterdir() if file.name.startswith(path.name))
+        files = graph_files(path)
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -7,7 +7,7 @@ where its head is narrow, its rows and its table were found to mean the same tok
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -140,8 +140,9 @@ def make(
     report: Report = silent,
     threads: int | None = None,
     overwrite: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write one drafter to `destination`.
+    """Write one drafter to `destination`; `tell` is called with what the user should know of it.
 
     Raises ConfigError where nothing is to be changed, ExportError where it can't be done.
     """
@@ -149,8 +150,9 @@ def make(
     if not isinstance(opened, GGUFSource):
         assert isinstance(opened, onnx_draft.OnnxSource)
         return onnx_draft.make(
-            opened, destination, variant, report=report, threads=threads, overwrite=overwrite
-        )
+            opened, destination, variant, report=report, threads=threads, overwrite=overwrite,
+            tell=tell,
+        )  # fmt: skip
     header = opened.header
     if destination.exists() and destination.samefile(source):
         raise ConfigError(f"{destination} is the model itself: write the drafter somewhere else")

@@ -118,7 +118,12 @@ def describe(
 
 
 def describe_drafter(
-    source: Path, model_format: str, folder: Path, *, options: Mapping[str, Any]
+    source: Path,
+    model_format: str,
+    folder: Path,
+    *,
+    options: Mapping[str, Any],
+    notes: tuple[str, ...] = (),
 ) -> Manifest:
     """The manifest of a drafter that was cut out of a model into `folder`.
 
@@ -129,7 +134,9 @@ def describe_drafter(
         path.name: {"sha256": file_sha256(path, lambda *_: None), "size_bytes": path.stat().st_size}
         for path in files
     }
-    return Manifest(model_format, str(source), None, {}, written, options, tool_versions(), {})
+    return Manifest(
+        model_format, str(source), None, {}, written, options, tool_versions(), {}, notes
+    )
 
 
 def tool_versions(*distributions: str) -> dict[str, str]:

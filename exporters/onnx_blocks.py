@@ -2,12 +2,12 @@
 read them: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 
 A row of a matrix is cut into blocks; a block is its numbers as small integers and one float scale.
-The integer in the middle, 2^(bits - 1), stands for zero, as it does for both operators where a
+The integer in the middle, 2^(bits - 1), stands for zero, as it does for MatMulNBits where a
 graph names no other: one token's pass is faster than with zeros that differ by block.
 
-Invariant: `unpack(pack(w))` differs from w by a step of the coarsest grid at most, which is a
-block's largest number over 2^(bits - 1) - 1: half for rounding, the rest for clipping and the
-scale's fit.
+Invariant: `unpack(pack(w))` differs from w by one and a half steps of the coarsest grid at most, a
+step being a block's largest number over 2^(bits - 1) - 1: half a step for rounding, the rest for
+clipping and the scale's fit.
 """
 
 from __future__ import annotations

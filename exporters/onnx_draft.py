@@ -7,7 +7,7 @@ opens it, and what it said was compared with what the model itself says without 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgespec.exporters.draft import Variant
     from edgespec.exporters.head import Counts, Ids
     from edgespec.exporters.onnx_draft_run import Ablation
+    from edgespec.exporters.onnx_weights import Quantised
 
 QUANTS = {"int4": 4, "int8": 8}
 _NEEDED = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
@@ -122,6 +123,7 @@ def make(
     report: Report = silent,
     threads: int | None = None,
     overwrite: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write one drafter to the folder `destination`; see `draft.make`."""
     from edgespec.exporters import (
@@ -147,9 +149,12 @@ def make(
         onnx_draft_head.narrow_head(model, name, variant.kept)
     model.metadata_props[narrow.SOURCE] = source.folder.fingerprint()
     aliases: dict[str, str] = {}
+    notes: list[str] = []
     if variant.quant is not None:
         source.check_quant(variant.quant)
-        aliases |= _quantise(model, name, QUANTS[variant.quant], report)
+        changed = _quantise(model, name, QUANTS[variant.quant], report)
+        aliases |= changed.aliases
+        notes += changed.notes
     aliases |= onnx_draft_source.same_bytes(model, aliases)
     need = sum(
         value.const_value.nbytes
@@ -173,9 +178,13 @@ def make(
         report("comparing what was made with the model")
         _try(source, made, variant, destination.name, threads)
         options = {key: value for key, value in wanted.items() if key != "source"}
-        record = manifest.describe_drafter(source.path, "onnx", made, options=options)
+        record = manifest.describe_drafter(
+            source.path, "onnx", made, options=options, notes=tuple(notes)
+        )
         record.write(manifest.beside(made))
         work.publish({made: destination})
+    for note in notes:
+        tell(note)
     return destination
 
 
@@ -193,7 +202,7 @@ def _float_type(model: ir.Model) -> str:
     return kinds.pop() if len(kinds) == 1 and not packed else "mixed"
 
 
-def _quantise(model: ir.Model, name: str, bits: int, report: Report) -> dict[str, str]:
+def _quantise(model: ir.Model, name: str, bits: int, report: Report) -> Quantised:
     from edgespec.exporters import onnx_graph, onnx_weights
     from edgespec.exporters.onnx_graph import Ends
 
@@ -208,7 +217,7 @@ def _quantise(model: ir.Model, name: str, bits: int, report: Report) -> dict[str
     ends = Ends(embedding, None)
     changed = onnx_weights.quantise(model, ends, bits, report=report)
     model.graph.opset_imports.setdefault(onnx_graph.CONTRIB, 1)
-    return changed.aliases
+    return changed
 
 
 def _is_ids(value: ir.Value | None) -> bool:

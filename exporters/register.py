@@ -15,7 +15,13 @@ from typing import Literal
 
 from edgespec.errors import ConfigError
 from edgespec.fetch.sources import atomic
-from edgespec.registry import LOOKUP, MODEL, load_registry, user_models_file
+from edgespec.registry import (
+    LOOKUP,
+    MODEL,
+    load_registry,
+    packaged_models_file,
+    user_models_file,
+)
 from edgespec.tomlfile import Document
 
 
@@ -56,7 +62,7 @@ def register(entry: str, names: Sequence[str], file: Path | None = None) -> Path
         before = Document(file).text if file.is_file() else ""
         separator = "" if not before else "\n" if before.endswith("\n") else "\n\n"
         file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(file) as part:
+        with atomic(file.resolve()) as part:  # a link stays one
             part.write_text(before + separator + entry, encoding="utf-8")
             load_registry(part)  # or the next start would complain
     except (ConfigError, OSError) as error:
@@ -70,24 +76,29 @@ def register(entry: str, names: Sequence[str], file: Path | None = None) -> Path
 
 
 def refuse_taken(names: Sequence[str], file: Path | None = None) -> None:
-    """Raises ConfigError where a name can't be given, or the user's models.toml can't be added to:
-    it has the name already, or is wrong as it is.
+    """Raises ConfigError where a name can't be given, since edgespec comes with it, or the user's
+    models.toml can't be added to: it has the name already, or is wrong as it is.
     """
     for name in (LOOKUP, MODEL):
         if name in names:
             raise ConfigError(f'"{name}" is what chooses drafters; choose another name.')
+    if (taken := _taken(names, packaged_models_file())) is not None:
+        raise ConfigError(f'edgespec comes with an entry "{taken}"; choose another name.')
     file = file or user_models_file()
     if not file.is_file():
         return
     load_registry(file)
+    if (taken := _taken(names, file)) is not None:
+        raise ConfigError(
+            f'{file} has an entry "{taken}" already; choose another name, or take that entry out.'
+        )
+
+
+def _taken(names: Sequence[str], file: Path) -> str | None:
+    """The first of the names that a models file has."""
     document = Document(file)
-    for section in ("models", "pairs"):
-        taken = [name for name, _ in document.tables(section) if name in names]
-        if taken:
-            raise ConfigError(
-                f'{file} has an entry "{taken[0]}" already; choose another name, or take that '
-                "entry out."
-            )
+    every = [name for section in ("models", "pairs") for name, _ in document.tables(section)]
+    return next((name for name in every if name in names), None)
 
 
 def _model(model: Exported) -> str:

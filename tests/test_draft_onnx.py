@@ -494,6 +494,27 @@ def test_a_drafter_of_floats_is_stored_in_fewer_bits(tmp_path: Path) -> None:
         open_source(make(whole, tmp_path / "again", Variant(quant="int4"))).check_quant("int4")
 
 
+@needs_ir
+@needs_torch
+def test_what_a_drafter_keeps_as_floats_is_told(tmp_path: Path) -> None:
+    whole = write_tiny_onnx(tmp_path / "whole", attention="gqa")
+
+    def scaled(model: Any) -> None:
+        head = next(n for n in model.graph.node if "head" in n.input)
+        made = helper.make_node(
+            "FusedMatMul", list(head.input), list(head.output), "the_head",
+            domain="com.microsoft", alpha=0.5,
+        )  # fmt: skip
+        head.CopyFrom(made)
+
+    rewrite(whole, scaled)
+    told: list[str] = []
+    made = make(whole, tmp_path / "small", Variant(quant="int8"), tell=told.append)
+    assert told == ["blocks can't hold the_head, which stay floats"]
+    record = json.loads((made / "edgespec.manifest.json").read_text(encoding="utf-8"))
+    assert record["notes"] == told
+
+
 # ------------------------------------------------------------------------------ the command
 
 

@@ -545,6 +545,24 @@ def test_a_pair_is_registered_beside_what_is_there(tmp_path: Path) -> None:
     assert names(file.parent) == ["models.toml"]
 
 
+def test_a_link_to_a_models_file_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    real, file = tmp_path / "kept" / "mine.toml", tmp_path / "models.toml"
+    real.write_text("# mine\n", encoding="utf-8")
+    file.symlink_to(real)
+    model = Exported("one", tmp_path / "x.gguf", "gguf", "mit")
+    assert register(pair_entry("mine", model, [], "x"), ["one", "mine"], file) == file
+    assert file.is_symlink() and real.read_text(encoding="utf-8").startswith("# mine\n\n[models")
+    assert names(real.parent) == ["mine.toml"]
+    assert load_registry(file).pair("mine").target.name == "one"
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-135m"])
+def test_names_that_edgespec_comes_with_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf'comes with an entry "{name}"'):
+        refuse_taken(["mine", name], tmp_path / "models.toml")
+
+
 def test_what_cant_be_registered_in_the_end_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     model = Exported("one", tmp_path / "x.gguf", "gguf", "mit")  # which isn't there

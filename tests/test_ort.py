@@ -213,7 +213,7 @@ class FarBlock(HostBlock):
         self._data[:] = data
 
 
-def test_closing_holes_on_a_device_reads_what_is_kept_alone(
+def test_closing_holes_on_a_device_copies_each_tensor_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FarBlock, "loads", 0)
@@ -444,6 +444,25 @@ def test_a_graph_of_a_later_onnx_runtime(newer: dict[str, Any], said: str, tmp_p
 
 
 JUNK = (None, 7, "x", [], {}, [None], {"id": None}, -1.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "added"),
+    [
+        ({"add_bos_token": True, "bos_token": "<s>"}, True),
+        ({"add_bos_token": True}, False),  # which there is none of
+        ({"add_bos_token": False, "bos_token": "<s>"}, False),
+        ({"bos_token": "<s>"}, False),
+    ],
+)
+def test_a_token_in_front_of_each_text(
+    settings: dict[str, Any], added: bool, tmp_path: Path
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = opened(folder).tokenizer
+    assert tokenizer.add_bos == added
+    assert tokenizer.bos_id not in tokenizer.encode("hello")  # whoever wants it adds it, once
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
@@ -710,6 +729,29 @@ def test_a_provider_that_takes_no_operation_is_not_the_device() -> None:
     assert ort_providers._share(Native(), cuda) == (3, 3)
 
 
+def test_attention_that_the_gpu_leaves_to_the_cpu_is_told() -> None:
+    class Node:
+        op_type = "GroupQueryAttention"
+
+    class Part:
+        ep_name = ort_providers.CPU
+
+        def get_nodes(self) -> list[Node]:
+            return [Node()]
+
+    class Native:
+        def get_provider_graph_assignment_info(self) -> list[Part]:
+            return [Part()]
+
+    cuda = ort_providers.DEVICES["cuda"]
+    (said,) = ort_providers.attention_note("tiny", Native(), cuda)
+    assert "CUDA can't run" in said and "--dtype fp16" in said
+    assert ort_providers.attention_note("tiny", Native(), ort_providers.DEVICES["cpu"]) == []
+    assert ort_providers.attention_note("tiny", object(), cuda) == []  # an older ONNX Runtime
+    Part.ep_name = cuda.provider
+    assert ort_providers.attention_note("tiny", Native(), cuda) == []
+
+
 def test_what_a_device_that_is_there_says_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,6 +784,22 @@ def test_an_onnx_runtime_whose_windows_are_a_token_too_long(
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
     assert any("lets it see one more" in note for note in opened(folder).notes)
     assert opened(whole).notes == opened(folder, context_size=12).notes == []
+
+
+@pytest.mark.parametrize("kind", [GQA, {}])
+def test_a_cache_ends_where_positions_change(kind: dict[str, Any], tmp_path: Path) -> None:
+    """LongRoPE: what is cached keeps the positions of short texts."""
+    folder = write_tiny_onnx(tmp_path, **kind)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"rope_scaling": {"type": "longrope", "long_factor": [1.5], "short_factor": [1.0]}}
+    config |= {"original_max_position_embeddings": 40}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = opened(folder)
+    assert model.session.context_size == 40
+    assert ["changes its positions behind 40 tokens" in note for note in model.notes] == [True]
+    assert opened(folder, context_size=30).notes == opened(folder, context_cap=40).notes == []
+    with pytest.raises(ConfigError, match=r"behind 40 tokens.*can't hold 41: --ctx-size"):
+        opened(folder, context_size=41)
 
 
 def test_two_packages_at_once_are_explained(
@@ -906,6 +964,16 @@ def test_a_folder_in_the_models_file(tmp_path: Path) -> None:
     graph = tmp_path / "big" / "model.onnx"
     size = graph.stat().st_size + (tmp_path / "big" / "model.onnx.data").stat().st_size
     assert load_registry(file).model("tiny").size_bytes == size_on_disk(graph) == size
+    (tmp_path / "big" / "other.onnx").unlink()  # and alone all that could be weights
+    (tmp_path / "big" / "weights.bin").write_bytes(bytes(1000))
+    assert size_on_disk(graph) == size + 1000
+    before = onnx_folder.find(graph.parent)
+    assert before is not None
+    known = before.fingerprint()
+    (tmp_path / "big" / "notes.md").write_text("hello")
+    assert before.fingerprint() == known
+    (tmp_path / "big" / "weights.bin").write_bytes(bytes(999) + b"1")
+    assert before.fingerprint() != known
     source = registry.model("far").source
     assert isinstance(source, HubSource)
     assert source.files == ("onnx/model.onnx_data", "tokenizer.json")

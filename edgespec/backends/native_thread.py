@@ -1,8 +1,10 @@
-"""The one thread on which models compute.
+"""The one thread on which models of llama.cpp compute, and long passes of ONNX Runtime.
 
 OpenMP keeps a team of threads for every thread that ever called it. Where the teams outnumber the
 CPUs, its waiting threads go to sleep at each barrier instead of spinning, and SmolLM2 runs at half
-its speed. A chat loads in one thread and answers in another, so all passes go through this one.
+its speed. A chat loads in one thread and answers in another, so all of llama.cpp's passes go
+through this one. ONNX Runtime has a pool of its own: its long passes come here to be stopped early,
+and a daemon thread's so that the program doesn't end inside them.
 Invariant: a call returns, or raises, only when the native code is done.
 """
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFormatError
+from edgespec.registry import graph_files
 
 _MAIN = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 _HEAD_BYTES = 1 << 20
@@ -61,6 +62,20 @@ class OnnxFolder:
         return None
 
     @property
+    def short_context(self) -> int | None:
+        """Tokens up to which positions are rotated in one way, where those of longer texts are in
+        another (LongRoPE): what is cached by then can't be turned again.
+        """
+        scaling = self.config.get("rope_scaling")
+        if not isinstance(scaling, dict) or "long_factor" not in scaling:
+            return None
+        for source in (self.config, scaling):
+            value = source.get("original_max_position_embeddings")
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    @property
     def window(self) -> int | None:
         """Tokens that some layer looks back at most, where it doesn't see the whole text."""
         if self.config.get("use_sliding_window") is False:
@@ -99,9 +114,7 @@ class OnnxFolder:
     def fingerprint(self) -> str:
         """Tells models apart: sizes of graph and weights, and the start and end of each."""
         digest = hashlib.sha256()
-        stem = self.graph.name
-        files = [p for p in self.graph.parent.iterdir() if p.name.startswith(stem) and p.is_file()]
-        for path in sorted(files):
+        for path in graph_files(self.graph):
             size = path.stat().st_size
             digest.update(f"{path.name} {size}".encode())
             with path.open("rb") as file:

@@ -91,8 +91,8 @@ class OnnxTokenizer:
         bos = self._native.token_to_id(self.bos_text) if self.bos_text else None
         self.bos_id = bos if bos is not None else ids[0] if len(ids) == 1 else None
         self.add_bos = self.bos_id is not None and ids[:1] == [self.bos_id]
-        if settings.get("add_bos_token") is False:
-            self.add_bos = False
+        if isinstance(asked := settings.get("add_bos_token"), bool):
+            self.add_bos = asked and self.bos_id is not None
         self.template = _template(folder, settings)
         self._pieces: dict[int, bytes] = {}
 

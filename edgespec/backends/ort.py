@@ -19,13 +19,13 @@ import onnxruntime as ort
 from edgespec import narrow
 from edgespec.backends import LoadOptions
 from edgespec.backends.native_thread import compute
-from edgespec.backends.onnx_folder import find
+from edgespec.backends.onnx_folder import OnnxFolder, find
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
 from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import ROWS, Graph, as_float32, read_graph
 from edgespec.backends.ort_probe import examine, first_pass
-from edgespec.backends.ort_providers import Opened, open_session, window_note
+from edgespec.backends.ort_providers import Opened, attention_note, open_session, window_note
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -233,13 +233,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     if folder is None:
         raise ModelFormatError(f"{path} holds no ONNX model")
     name = folder.name
-    trained = folder.context_size
-    context_size = options.context_size or min(trained or options.context_cap, options.context_cap)
-    if context_size < 1 or (trained and context_size > trained):
-        raise ConfigError(
-            f"{name} was made for 1 to {trained} tokens, so its context can't hold {context_size}: "
-            "--ctx-size"
-        )
+    context_size, notes = _context(folder, options)
     threads = options.cpu_threads
     opened = open_session(
         folder.graph,
@@ -267,10 +261,13 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     except BaseException:
         session.close()
         raise
+    opened.notes.extend(notes)
     only_drafts = findings.only_drafts
     if head is not None:
         session.widen(head[0])
         only_drafts = "its head holds a part of its vocabulary"
+    if session.cache.in_place:
+        opened.notes.extend(attention_note(name, opened.native, opened.device))
     window = folder.window if session.cache.in_place else None
     if window is not None and window < context_size:
         opened.notes.extend(window_note(name, window, opened.device))
@@ -295,6 +292,24 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         only_drafts,
         findings.rounding,
     )
+
+
+def _context(folder: OnnxFolder, options: LoadOptions) -> tuple[int, list[str]]:
+    """How many tokens the cache takes, and what the user should know of it. Raises ConfigError."""
+    trained, short = folder.context_size, folder.short_context
+    usual = min(trained or options.context_cap, options.context_cap)
+    size = options.context_size or min(short or usual, usual)
+    if size < 1 or (trained and size > trained):
+        raise ConfigError(
+            f"{folder.name} was made for 1 to {trained} tokens, so its context can't hold {size}: "
+            "--ctx-size"
+        )
+    changes = f"{folder.name} changes its positions behind {short} tokens, which what is cached "
+    if short and size > short:
+        raise ConfigError(f"{changes}can't follow, so its context can't hold {size}: --ctx-size")
+    if size < usual and not options.context_size:
+        return size, [f"{changes}can't follow, so its context holds no more"]
+    return size, []
 
 
 def _open(

@@ -21,6 +21,7 @@ import onnxruntime as ort
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
 
 CPU = "CPUExecutionProvider"
+_FUSED = "GroupQueryAttention"
 
 logger = logging.getLogger("edgespec.onnx")
 logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
@@ -219,6 +220,22 @@ def window_note(name: str, window: int, device: Device) -> list[str]:
         f"{name} sees {window} tokens back in some layers, and ONNX Runtime {ort.__version__} lets "
         "it see one more, so its text may differ a little: install 1.24.2 or later"
     ]
+
+
+def attention_note(name: str, native: Any, device: Device) -> list[str]:
+    """A sentence, if fused attention runs on the CPU and its cache lies on the device: ONNX Runtime
+    has it for CUDA in 16 bits alone.
+    """
+    if device.memory == "cpu":
+        return []
+    with contextlib.suppress(Exception):
+        for part in native.get_provider_graph_assignment_info():
+            if part.ep_name == CPU and any(n.op_type == _FUSED for n in part.get_nodes()):
+                return [
+                    f"the attention of {name} is in a type that {device.label} can't run, so the "
+                    "CPU does it and each pass copies the whole cache: export it with --dtype fp16"
+                ]
+    return []
 
 
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:

@@ -98,11 +98,14 @@ def run(args: argparse.Namespace) -> int:
     with _folder(paths[0].parent), Sample(args, opened) as sample:
         for path, choice in zip(paths, asked, strict=True):
             variant = sample.decide(choice)
+            notes: list[str] = []
             with shown() as report:
                 make(
                     source, path, variant, report=report, threads=args.threads or None,
-                    overwrite=args.force,
+                    overwrite=args.force, tell=notes.append,
                 )  # fmt: skip
+            for note in notes:
+                print(f"note: {path.name}: {note}", file=sys.stderr)
             print(path, flush=True)
         if not args.measure:
             return 0
