@@ -182,6 +182,23 @@ def test_a_load_that_another_replaced_is_closed_and_not_reported() -> None:
     rig.bridge.close(5)
 
 
+def test_a_load_that_was_dropped_at_once_leaves_nothing_loaded() -> None:
+    """As the event says: the screen knows of no pair then."""
+    go = threading.Event()
+
+    def hold() -> None:
+        assert go.wait(5)
+
+    rig = Rig().loaded()
+    rig.bridge._do(hold)
+    rig.bridge.open(PAIR, Settings())
+    rig.bridge.cancel_load()
+    go.set()
+    rig.until(lambda: rig.last(LoadFailed) is not None)
+    assert rig.last(LoadFailed).error == "" and rig.runtimes[0].closed
+    assert rig.bridge.close(5)
+
+
 def test_a_fetch_is_told_and_cancelled() -> None:
     started = threading.Event()
 

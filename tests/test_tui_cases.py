@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tui_fakes import (
     answers,
     drive,
     notices,
+    noting,
     say,
     screen_text,
     settled,
@@ -26,7 +28,9 @@ from tui_fakes import (
 
 from edgespec.errors import ModelError
 from edgespec.tui import items
+from edgespec.tui.conversing import _SOON
 from edgespec.tui.messages import Choice, DownloadEnded, Failed, Finished, Preferences
+from edgespec.tui.pairs import list_pairs
 from edgespec.tui.screens.download import DownloadScreen
 from edgespec.tui.screens.pairs import PairPicker
 from edgespec.tui.writer import NotSaved, Writer
@@ -127,7 +131,7 @@ def test_a_paste_loses_controls_and_no_word(pasted: str, text: str) -> None:
 
 
 def test_what_was_copied_here_is_pasted_here(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edgespec.tui.clipboard.copy", lambda text, *_: "ok")
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", noting([]))
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -143,12 +147,7 @@ def test_ctrl_c_in_a_dialogs_field_copies_what_is_selected_there(monkeypatch: An
     from edgespec.tui.screens.ask import AskText
 
     copied: list[str] = []
-
-    def copy(text: str, *_: Any) -> str:
-        copied.append(text)
-        return "ok"
-
-    monkeypatch.setattr("edgespec.tui.clipboard.copy", copy)
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", noting(copied))
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -448,6 +447,94 @@ def test_a_pair_that_is_there_is_not_loaded_again(when: str) -> None:
     drive(s, body)
 
 
+def test_choosing_the_pair_that_is_there_keeps_what_was_set() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "/set top_k 3")
+        await say(pilot, "/set lookahead 0")
+        await settled(pilot)
+        s.app._choose(s.app.choice)
+        await settled(pilot)
+        assert (s.app.settings.top_k, s.app.settings.lookahead) == (3, 0)
+        assert len(s.runtimes) == 2  # the setting's, and no other
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("how", ["ctrl+n", "leave"])
+def test_a_question_whose_answer_hasnt_begun_is_kept(how: str, tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.runtime.allow(100)
+        await say(pilot, "one")
+        await settled(pilot)
+        while s.runtime._permits.acquire(blocking=False):
+            pass
+        await say(pilot, "two")
+        await until(lambda: len(s.runtime.asked) == 2, pilot)
+        if how == "leave":
+            s.app.save_unfinished()
+        else:
+            await pilot.press(how)
+            await until(lambda: not s.app.talk.turns, pilot)
+
+    drive(stage(held=True, stores=store(tmp_path)), body)
+    history = store(tmp_path).history
+    assert history is not None
+    (summary,) = history.list()
+    turn = history.read(summary.id).turns[1]
+    assert (turn.question, turn.answer, turn.reason) == ("two", "", "cancelled")
+    assert turn.figures is not None and turn.figures.tokens == 0  # not the ones before it
+
+
+def test_an_edited_question_whose_answer_hasnt_begun_comes_back() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.runtime.allow(100)
+        await say(pilot, "a")
+        await settled(pilot)
+        while s.runtime._permits.acquire(blocking=False):
+            pass
+        await pilot.press("f2", "!", "enter")
+        await until(lambda: len(s.runtime.asked) == 2, pilot)
+        await pilot.press("ctrl+n")
+        await until(lambda: not s.app.talk.turns, pilot)
+        assert s.app.composer.text == "a!" and s.app.editing is None
+
+    drive(stage(held=True), body)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [("f9", "The model added nothing."), ("ctrl+r", "The model answered with nothing")],
+)
+def test_that_nothing_came_is_told(key: str, sentence: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        await pilot.press(key)
+        await settled(pilot)
+        assert sentence in notices(s.app)
+        assert [t.answer for t in s.app.talk.turns] == ["one"]
+
+    drive(stage(Script(answers=["one", ""])), body)
+
+
+def test_an_answer_with_no_word_yet_isnt_copied(monkeypatch: Any) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", noting(copied))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await until(lambda: bool(s.runtime.asked), pilot)
+        await pilot.press("ctrl+y")
+        assert copied == [] and "This answer has no text yet." in notices(s.app)
+
+    drive(stage(held=True), body)
+
+
 def test_what_came_before_a_failure_is_kept(tmp_path: Path) -> None:
     stores = store(tmp_path)
 
@@ -564,6 +651,8 @@ def test_nothing_in_place_of_an_answer_leaves_reader_tokens_and_notes(key: str) 
             pass
         await pilot.press(key)
         await until(lambda: len(s.runtime.asked) == 3, pilot)
+        s.app.note("said meanwhile")
+        before.append(s.app.transcript.document.items[-1])
         s.app.transcript.focus()
         await pilot.press(*["pageup"] * 3)
         await pilot.pause()
@@ -731,7 +820,8 @@ def test_what_couldnt_be_saved_is_told_after_leaving(
 
     monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
     assert run(s.app) == 0
-    assert "edgespec: This conversation can't be saved" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "edgespec: This conversation can't be saved" in told and "memory" not in told
 
 
 def test_an_absurd_time_in_a_file_is_no_crash(tmp_path: Path) -> None:
@@ -788,14 +878,9 @@ def test_a_pair_by_name_is_asked_about_and_downloaded(twice: bool, monkeypatch: 
     import threading
 
     stop = threading.Event()
-    monkeypatch.setattr("edgespec.tui.pairs.local_path", lambda spec: None)
     monkeypatch.setattr("edgespec.tui.screens.pairs.total_memory", lambda: 64_000_000_000)
-    monkeypatch.setattr(
-        "edgespec.tui.screens.pairs.list_pairs",
-        lambda registry, files, memory: __import__("edgespec.tui.pairs").tui.pairs.list_pairs(
-            registry, files, memory, find=lambda spec: None
-        ),
-    )
+    nothing_here = partial(list_pairs, here=lambda spec: False)
+    monkeypatch.setattr("edgespec.tui.screens.pairs.list_pairs", nothing_here)
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
@@ -872,6 +957,34 @@ def test_a_pair_is_the_usual_one_only_after_it_was_loaded(tmp_path: Path) -> Non
         assert settings.preferences().last_pair == "light"
 
     drive(stage(stores=stores), body)
+
+
+def test_a_pair_that_was_named_is_the_usual_one_once_it_was_loaded(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    from edgespec.cli import main
+    from edgespec.tui.app import ChatApp
+    from edgespec.tui.settings_file import SettingsFile
+
+    found: list[ChatApp] = []
+
+    def run(app: ChatApp) -> int:
+        found.append(app)
+        return 0
+
+    for name in ("CONFIG", "DATA"):
+        monkeypatch.setenv(f"EDGESPEC_{name}", str(tmp_path))
+    monkeypatch.setattr("edgespec.terminal.line_chat_reason", lambda environment: "")
+    monkeypatch.setattr("edgespec.tui.app.run", run)
+    s = stage()
+    assert main(["chat", "--pair", "qwen3-4b"]) == 0
+    found[0].bridge, s.app = s.app.bridge, found[0]
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        assert SettingsFile().preferences().last_pair == "qwen3-4b"
+
+    drive(s, body)
 
 
 def test_every_setting_is_reached_by_keyboard_in_the_chat() -> None:
@@ -987,6 +1100,6 @@ def test_a_stop_shows_at_once_however_long_drawing_takes(monkeypatch: Any) -> No
         s.runtime.allow(3)
         await pilot.press("escape")
         await until(lambda: not s.app.busy, pilot)
-        assert len(s.app.talk.turns) == 1
+        assert len(s.app.talk.turns) == 1 and max(_SOON) < 0.2
 
     drive(stage(held=True), body)

@@ -107,6 +107,20 @@ def test_where_a_link_leads_is_written_out() -> None:
     assert line.text.plain == "good.example (http://evil.example)"
 
 
+@pytest.mark.parametrize("wrapped", ["{}", "- {}", "![{}](v)", "| {} |\n|---|", "# {}"])
+def test_marks_nested_without_end_are_shown_as_they_were_written(wrapped: str) -> None:
+    nested = "*" * 800 + "x" + "*" * 800
+    text = MarkdownText(f"*before*\n\n{wrapped.format(nested)}\n\n*after*\n")
+    plain = "".join(line.text.plain for line in text.lines(2000))
+    assert nested in plain and plain.startswith("before") and plain.endswith("after")
+
+
+def test_a_list_begins_where_it_says() -> None:
+    for first in (0, 1, 7):
+        lines = MarkdownText(f"{first}. a\n{first + 1}. b").lines(40)
+        assert [line.text.plain for line in lines] == [f"{first}. a", f"{first + 1}. b"]
+
+
 # ------------------------------------------------------------------------------------- documents
 
 

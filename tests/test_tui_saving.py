@@ -27,7 +27,7 @@ from tui_fakes import (
 from edgespec.tui import items
 from edgespec.tui.app import run
 from edgespec.tui.history import History
-from edgespec.tui.messages import Turn
+from edgespec.tui.messages import Preferences, Turn
 from edgespec.tui.saving import StillSaving
 
 
@@ -168,15 +168,52 @@ def test_another_conversation_waits_for_the_disk(tmp_path: Path, disk: Disk) -> 
         await pilot.press("ctrl+n")
         await pilot.pause()
         assert "still saving the last turn" in notices(s.app) and len(s.app.talk.turns) == 1
-        disk.error = OSError(28, "disk full")
         history_of(s, 5)
         disk.free.set()
         await pilot.press("ctrl+n")
         await until(lambda: not s.app.talk.turns, pilot)
-        # Told also where the note of it goes away with the conversation.
-        assert "disk full" in notices(s.app)
 
     drive(stage(stores=store(tmp_path)), body)
+    assert len(kept(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("how", ["ctrl+n", "resume"])
+def test_what_isnt_on_the_disk_is_dropped_only_after_a_warning(
+    how: str, tmp_path: Path, disk: Disk
+) -> None:
+    stores = store(tmp_path)
+    assert stores.history is not None
+    other = stores.history.begin()
+    other.put(0, Turn("other", "yes", "end"))
+
+    async def leave(pilot: Pilot[None], s: Stage) -> None:
+        s.app.clear_notifications()
+        if how == "resume":
+            s.app._resume(other.id)
+        else:
+            await pilot.press(how)
+        await pilot.pause()
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        disk.error = OSError(28, "disk full")
+        for question in ("one", "two"):  # what was said after a warning is warned of anew
+            await say(pilot, question)
+            await settled(pilot)
+            await leave(pilot, s)
+            assert "/export keeps it elsewhere" in notices(s.app)
+            assert s.app.talk.turns[-1].question == question
+        await leave(pilot, s)
+        assert "/export" not in notices(s.app)
+        left = ["other"] if how == "resume" else []
+        assert [turn.question for turn in s.app.talk.turns] == left
+        disk.error = None
+        await say(pilot, "three")
+        await settled(pilot)
+        await leave(pilot, s)
+        assert "/export" not in notices(s.app)
+
+    drive(stage(stores=stores), body)
 
 
 def test_an_answer_stopped_for_another_conversation_is_shown_as_it_ended(
@@ -279,3 +316,76 @@ def test_no_thread_begins_before_the_first_turn(tmp_path: Path) -> None:
     history.saving.settle()
     assert history.list() == []
     assert set(threading.enumerate()) <= before
+
+
+def test_a_change_under_way_that_fails_later_is_told(tmp_path: Path, disk: Disk) -> None:
+    history = History(tmp_path)
+    history.saving.patience = 0.05
+    writer = history.begin()
+    writer.put(0, Turn("one", "yes", "end"))
+    disk.free.clear()
+    with pytest.raises(StillSaving, match="still under way"):
+        history.rename(writer.id, "other")
+    disk.error = OSError(28, "disk full")
+    disk.free.set()
+    history.saving.settle(forever=True)
+    (told,) = history.saving.failures()
+    assert "disk full" in told and history.saving.failures() == []
+    writer.close()
+
+
+def test_settings_preferences_and_copies_dont_wait_for_the_disk(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    stores = store(tmp_path)
+    assert stores.settings is not None
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "/set top_k 3")
+        await say(pilot, "hi")
+        await settled(pilot)
+        disk.free.clear()
+        await pilot.press("ctrl+g")
+        await until(lambda: disk.held, pilot, "a file that waits")
+        await say(pilot, "/save")
+        await pilot.press("ctrl+y", "ctrl+t")
+        assert disk.held and s.app.preferences.panel and s.app.preferences.tokens
+        assert "are saved" not in notices(s.app) and "Copied" not in notices(s.app)
+        disk.free.set()
+        await settled(pilot)
+        assert "The settings of tiny are saved." in notices(s.app)
+        assert "Copied 1 character" in notices(s.app)
+        assert (tmp_path / "copied.txt").read_text("utf-8") == "1"
+
+    drive(stage(Script(answers=["1"]), stores=stores), body)
+    assert stores.settings.settings("tiny").top_k == 3
+    assert stores.settings.preferences() == Preferences(panel=True, tokens=True)
+
+
+def test_a_preference_that_cannot_be_kept_is_told(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        disk.error = OSError(28, "disk full")
+        await pilot.press("ctrl+g")
+        await until(lambda: "Can't save the settings" in notices(s.app), pilot)
+        assert s.app.preferences.panel
+
+    drive(stage(stores=store(tmp_path)), body)
+
+
+def test_what_was_set_last_is_kept_on_leaving(
+    tmp_path: Path, disk: Disk, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s = stage(stores=store(tmp_path))
+    disk.error = OSError(28, "disk full")
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app._ticking = False  # nobody looks any more
+        await pilot.press("ctrl+g")
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    assert "edgespec: Can't save the settings" in capsys.readouterr().err

@@ -36,7 +36,7 @@ from tui_screens import (
 
 from edgespec.errors import ConfigError
 from edgespec.tui.downloads import Meter, duration
-from edgespec.tui.history import History
+from edgespec.tui.history import History, Summary
 from edgespec.tui.messages import Choice, Downloading, Figures, Finished, Settings, Turn
 from edgespec.tui.screens import pairs
 from edgespec.tui.screens.ask import AskText, Confirm
@@ -310,6 +310,23 @@ def test_a_download_that_failed_can_be_tried_again() -> None:
     assert run(Host(lambda: download(Ticks(), downloads)), play).answer is False
 
 
+def test_who_stopped_a_download_neednt_wait_for_its_end() -> None:
+    downloads = FakeDownloads()
+
+    async def play(pilot: Pilot[Any]) -> None:
+        app = pilot.app
+        assert isinstance(app, Host)
+        await pilot.press("escape")
+        app.tell(*steps("smollm2-1.7b", 5))  # what was on its way
+        await pilot.pause()
+        assert "Stopping" in text_of(app) and "Close" in text_of(app)
+        assert app.answer == "nothing yet"
+        await pilot.press("escape")
+
+    assert run(Host(lambda: download(Ticks(), downloads)), play).answer is False
+    assert downloads.asked == ["download smollm2-1.7b", "cancel smollm2-1.7b"]
+
+
 def test_speeds() -> None:
     meter = Meter()
 
@@ -424,19 +441,18 @@ def test_a_conversation_is_exported(tmp_path: Path) -> None:
         await pilot.pause()
         assert app.screen.query_one(Input).value == str(there)
         await pilot.press("enter")
-        await until(pilot, there.exists)
+        await shows(pilot, "Written to")
         assert there.read_text("utf-8").startswith("# What is speculative decoding")
         there.write_text("mine")
         await pilot.press("e")
         await pilot.pause()
         await pilot.press("enter")
-        await pilot.pause()
-        assert "is there already" in text_of(app)
+        await shows(pilot, "is there already")
         await pilot.press("n")
         await pilot.pause()
         assert there.read_text("utf-8") == "mine"
         await pilot.press("enter")
-        await pilot.pause()
+        await until(pilot, lambda: isinstance(app.screen, Confirm))
         await pilot.press("y")
         await until(pilot, lambda: there.read_text("utf-8") != "mine")
         await pilot.press("e")
@@ -477,6 +493,38 @@ def test_an_answer_that_ends_behind_the_list_joins_it(tmp_path: Path) -> None:
         await shows(pilot, "A late question")
 
     run(Host(lambda: history_list(history)), play)
+
+
+def test_a_list_that_isnt_there_yet_is_no_empty_list(tmp_path: Path) -> None:
+    read = threading.Event()
+
+    class Slow(History):
+        def list(self) -> list[Summary]:
+            assert read.wait(5)
+            return super().list()
+
+    async def play() -> None:
+        app = Host(lambda: history_list(Slow(tmp_path)))
+        async with app.run_test() as pilot:
+            await until(pilot, lambda: isinstance(app.screen, HistoryList))
+            await shows(pilot, "Looking for conversations")
+            await pilot.press("slash", "x")
+            assert "No conversation yet" not in text_of(app)
+            read.set()
+            await shows(pilot, "No conversation yet")
+
+    asyncio.run(play())
+
+
+def test_why_conversations_cant_be_listed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await shows(pilot, "The conversations can't be listed")
+        assert "Can't read the conversations" in text_of(pilot.app)
+        assert "No conversation yet" not in text_of(pilot.app)
+
+    run(Host(lambda: history_list(History(tmp_path / "file"))), play)
 
 
 def test_no_conversation_yet(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_pairs(registry: Registry, tmp_path: Path) -> None:
             registry,
             [str(model), str(tmp_path / "lost.gguf")],
             8_000_000_000,
-            find=lambda spec: tmp_path if spec.name in here else None,
+            here=lambda spec: spec.name in here,
         )
     }
     assert [*found][:3] == ["model.gguf", "lost.gguf", "smollm2"]
@@ -315,7 +315,7 @@ def test_pairs(registry: Registry, tmp_path: Path) -> None:
     assert found["model.gguf"].memory_bytes == 400_001_000
     assert found["model.gguf"].choice.target == str(model)
     assert "not there any more" in found["lost.gguf"].problem
-    assert all(info.too_big == "" for info in list_pairs(registry, find=lambda spec: None))
+    assert all(info.too_big == "" for info in list_pairs(registry, here=lambda spec: False))
 
 
 def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +450,7 @@ def test_an_export_onto_a_full_disk_leaves_nothing(
 def copied(text: str, folder: Path, **environment: str) -> tuple[str, str]:
     """What was sent to the terminal, and what was said."""
     sent: list[str] = []
-    said = clipboard.copy(text, sent.append, {"TERM": "xterm", **environment}, folder=folder)
+    said = clipboard.copy(text, sent.append, {"TERM": "xterm", **environment}, folder=folder)()
     return "".join(sent), said
 
 

@@ -237,6 +237,7 @@ def stage(
     settings: Settings | None = None,
     choice: Choice | None = None,
     fetcher: Callable[..., None] = lambda pair, told: None,
+    remember: str = "",
 ) -> Stage:
     """An app that isn't running yet.
 
@@ -263,6 +264,7 @@ def stage(
         lambda label: settings or Settings(),
         stores or Stores(),
         preferences or Preferences(),
+        remember=remember,
         clock=clock,
         wall_clock=clock,
     )
@@ -285,6 +287,7 @@ def drive(
             await pilot.pause()
             await body(pilot, the_stage)
         assert the_stage.app.bridge.close(5)
+        the_stage.app.stores.writing.settle(forever=True)
         if settles and (history := the_stage.app.stores.history) is not None:
             history.saving.settle(forever=True)
 
@@ -299,6 +302,16 @@ def answers(app: ChatApp) -> list[items.Answer]:
 def notices(app: ChatApp) -> str:
     """What the person was told in passing."""
     return "\n".join(notification.message for notification in app._notifications)
+
+
+def noting(copied: list[str]) -> Callable[..., Callable[[], str]]:
+    """A `clipboard.copy` that notes what it is given."""
+
+    def copy(text: str, *_: Any) -> Callable[[], str]:
+        copied.append(text)
+        return lambda: "ok"
+
+    return copy
 
 
 async def until(condition: Callable[[], bool], pilot: Any, what: str = "") -> None:
@@ -317,7 +330,7 @@ async def settled(pilot: Any) -> None:
 
     def over() -> bool:
         history = app.stores.history
-        saving = history is not None and history.saving.pending
+        saving = app.stores.writing.pending or (history is not None and history.saving.pending)
         return not app.busy and not app.talk.waiting and not saving
 
     await until(over, pilot, "settled")

@@ -83,7 +83,7 @@ def some_pairs(files: tuple[str, ...] = ()) -> list[PairInfo]:
         load_registry(),
         files,
         8_000_000_000,
-        find=lambda spec: Path("/here") if spec.name == "smollm2-135m" else None,
+        here=lambda spec: spec.name == "smollm2-135m",
     )
 
 

@@ -344,11 +344,15 @@ def _keep(app: ChatApp) -> None:
     app.take_last_words()
     app.save_unfinished()
     history = app.stores.history
-    if history is None:
-        return
-    try:
-        history.saving.settle()
-    except StillSaving:
-        print("edgespec: the disk is still saving the last turn; waiting for it", file=sys.stderr)
-    history.close()
-    history.saving.failures()  # raises what went wrong beside the disk
+    if history is not None:
+        try:
+            history.saving.settle()
+        except StillSaving:
+            print(
+                "edgespec: the disk is still saving the last turn; waiting for it", file=sys.stderr
+            )
+        history.close()
+        history.saving.failures()  # raises what went wrong beside the disk
+    app.stores.writing.settle(forever=True)
+    for problem in app.stores.writing.failures():
+        print(printable(f"edgespec: {problem}"), file=sys.stderr)

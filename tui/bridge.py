@@ -1,4 +1,4 @@
-"""Between the screen and the models: the one module of the chat that knows Runtime and fetch.
+"""Between the screen and the models: alone in the chat, it opens runtimes and fetches models.
 
 One thread loads and answers, others download. They put frozen events into a queue and never call
 the screen; the screen takes the events when it draws (`drain`) and never waits for a thread.
@@ -200,8 +200,8 @@ class Bridge:
             self._events.append(Loading(load, what))
 
         try:
+            self._close_runtime()  # also where the load was dropped: nobody knows of it any more
             check()
-            self._close_runtime()
             if choice.target is None:
                 report("looking for the models")
                 self._fetched_to_load = choice.pair or ""

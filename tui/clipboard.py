@@ -3,7 +3,7 @@
 A terminal doesn't say whether it took what it was sent, and over ssh there is no other way to a
 clipboard. So the text goes into a file too, and the person is told where.
 
-Invariant: the sentence that `copy` returns names a place where the text is for sure.
+Invariant: the sentence that comes of copying says of no place that the text is there unless it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def copy(
     environment: Mapping[str, str],
     *,
     folder: Path | None = None,
-) -> str:
-    """Copy the text; returns a sentence that says where it went.
+) -> Callable[[], str]:
+    """Send the text to the terminal; returns what is left to do, which may take its time.
+
+    That writes the file, on any thread, and returns a sentence that says where the text went.
 
     write: takes a control sequence to the terminal.
     environment: the process's variables, which tell the terminal.
@@ -35,30 +37,33 @@ def copy(
     """
     # Not what would be obeyed where it is pasted: control characters go as what they show as.
     data = printable(text.replace("\r\n", "\n")).encode("utf-8", "replace")
+    sequence = osc52(data, environment)
+    if sequence:
+        write(sequence)
     size = f"{len(text):,} character{'s' * (len(text) != 1)}"
     path = (folder or cache_dir()) / "copied.txt"
+    return lambda: _keep(data, path, size, sent=bool(sequence))
+
+
+def _keep(data: bytes, path: Path, size: str, *, sent: bool) -> str:
+    """Write the file; the sentence says what was copied and where to."""
     try:
         write_whole(path, data, private=True)
         kept = printable(str(path))
     except OSError as error:
         kept, reason = "", error.strerror or error
-    sequence = osc52(data, environment)
-    if sequence:
-        write(sequence)
-    if sequence and kept:
+    if sent and kept:
         return f"Copied {size}; if your terminal doesn't paste them, they are in {kept}."
-    if kept:
-        why = (
-            "too long for a terminal's clipboard"
-            if len(data) > LIMIT_BYTES
-            else ("this terminal has no way to the clipboard")
-        )
-        return f"Copied {size} to {kept} ({why})."
-    if sequence:
+    if sent:
         return f"Copied {size} to the terminal's clipboard, if it takes them."
-    return (
-        f"Nothing was copied: the text is too long for the terminal, and {path} failed: {reason}."
+    why = (
+        "too long for a terminal's clipboard"
+        if len(data) > LIMIT_BYTES
+        else "this terminal has no way to the clipboard"
     )
+    if kept:
+        return f"Copied {size} to {kept} ({why})."
+    return f"Nothing was copied ({why}), and writing {printable(str(path))} failed: {reason}."
 
 
 def osc52(data: bytes, environment: Mapping[str, str]) -> str:

@@ -55,11 +55,12 @@ def as_written(question: str) -> str:
 class Conversing(Showing):
     """The chat's state and what events do to it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, remember: str = "", **options: Any) -> None:
+        """`remember`: the pair that was named, to begin with the next time too."""
         super().__init__(*args, **options)
         self._load = -1
         self._loading = True
-        self._remembered = ""  # the pair to begin with the next time, once it is loaded
+        self._remembered = remember  # the pair to begin with the next time, once it is loaded
         self._answer: items.Answer | None = None
         self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
         self._waiting: items.Question | None = None
@@ -82,6 +83,7 @@ class Conversing(Showing):
             return
         self._drain()
         self._take_saved(self.note)
+        self._take_written()
         used, self._used = thread_time() - self._used, thread_time()
         self.set_timer(min(_LONGEST_TICK, max(TICK, used / SHARE)), self._tick)
 
@@ -302,7 +304,14 @@ class Conversing(Showing):
         if not self._loading:
             self._say("")
         if turn is None:
-            self.transcript.replace(self._place_of(running.index), replaced)
+            place = self._place_of(running.index)
+            since = self.transcript.document.items[place + 2 :]  # notes, a question that waits
+            self.transcript.replace(place, [*replaced, *since])
+            if isinstance(event, Finished) and event.reason != "cancelled":
+                self.tell(
+                    "The model added nothing." if running.before
+                    else "The model answered with nothing, so all stays as it was."
+                )  # fmt: skip
             if running.question != self.talk.turns[running.index].question:
                 self.set_draft_aside()
                 self.composer.put(as_written(running.question))  # edited, and nothing came of it
@@ -321,11 +330,15 @@ class Conversing(Showing):
         running, answer = self.talk.running, self._answer
         if running is None or answer is None:
             return
-        if answer.text != running.before:
-            figures = self._figured or Figures(running.number)
+        if answer.text != running.before or running.index == len(self.talk.turns):
+            figures = self._figured
+            if figures is None or figures.turn != running.number:
+                figures = Figures(running.number)
             turn = self.talk.end(Finished(running.number, answer.text, "cancelled", figures))
             if turn is not None:
                 self._save(running.index, turn)
+        elif running.question != self.talk.turns[running.index].question and self.is_running:
+            self.composer.put_back(as_written(running.question))  # edited, and nothing came of it
         self.talk.running = self._answer = None
         self._replaced = []
         self.composer.placeholder = IDLE
@@ -362,23 +375,21 @@ class Conversing(Showing):
             self._waiting = None
 
     def show_turns(self, turns: Sequence[Turn], writer: Writer | None) -> bool:
-        """A conversation as it is kept, in the place of the one that is open.
+        """A conversation as it is kept, in the place of the one that is open; no question waits.
 
-        False, and the person was told, where the disk is still saving that one.
+        False, and the person was told, where the disk is still saving that one, or doesn't take it.
         """
         self._drain()  # the open one's answer may have ended since the last look
         unfinished = self.talk.running is not None
         self.save_unfinished()
-        waiting = [self._waiting] if self._waiting is not None else []
-        if not self._settle():
+        if not self._settle() or not self._may_drop():
             if unfinished:
-                self._show_items(self.talk.turns, *waiting)  # what came of it, as it stands now
+                self._show_items(self.talk.turns)  # what came of it, as it stands now
             return False
-        question = self.talk.waiting
         self.talk.restart(turns)
-        self.talk.waiting = question
         self.editing = None
         self._writer = writer
         self._answer = None
-        self._show_items(turns, *waiting)
+        self._loss_told = False
+        self._show_items(turns)
         return True

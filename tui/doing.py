@@ -170,9 +170,15 @@ class Doing(Conversing):
 
     def action_save(self) -> None:
         """Keep this pair's settings."""
-        if self.stores.settings is not None:
-            self.stores.settings.save_settings(self.choice.label, self.settings)
-            self.tell(f"The settings of {one_line(self.choice.label)} are saved.")
+        store, label, settings = self.stores.settings, self.choice.label, self.settings
+
+        def save() -> str:
+            assert store is not None
+            store.save_settings(label, settings)
+            return f"The settings of {one_line(label)} are saved."
+
+        if store is not None:
+            self.stores.writing.later(save)
 
     # --------------------------------------------------------------------- commands that take words
 
@@ -220,7 +226,10 @@ class Doing(Conversing):
             raise Mistyped(f"Answers are 1 (the last) to {len(answers)}.")
         answer = answers[-back]
         if not what:
-            self._copy(answer.text)
+            if answer.text:
+                self._copy(answer.text)
+            else:
+                self.tell("This answer has no text yet.")
             return
         codes = answer.codes
         if not codes:
@@ -288,7 +297,7 @@ class Doing(Conversing):
 
         # Ctrl+V pastes it here, whatever the terminal makes of it.
         self._clipboard = printable(text.replace("\r\n", "\n"))
-        self.tell(copy(text, self._write_sequence, os.environ))
+        self.stores.writing.later(copy(text, self._write_sequence, os.environ))
 
     def _write_sequence(self, sequence: str) -> None:
         if self._driver is not None:
@@ -298,14 +307,13 @@ class Doing(Conversing):
         """Load what was chosen, unless it is or will be; the conversation stays."""
         if choice is None:
             return
-        settings = self.kept(self.settings_of, choice.label) or Settings()
         self._remembered = choice.pair or ""
         comes = self._loading and self.bridge.goes_on(self._load)  # a download joined its own
         if choice == self.choice and (comes or self.loaded is not None):
             if self.loaded is not None and self._remembered:
                 self.prefer(last_pair=self._remembered)
-            self._set(settings)
         else:
+            settings = self.kept(self.settings_of, choice.label) or Settings()
             self.stop()
             self.open_pair(choice, settings)
 

@@ -23,9 +23,11 @@ from edgespec.tui.shown import one_line, shown
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.token import Token
     from markdown_it.tree import SyntaxTreeNode
 
 _HIGHLIGHTED = 20_000  # characters of code up to which colours are worth their time
+_DEEPEST = 30  # marks within marks; a paragraph with more is shown as it was written
 _MARKS = {"strong": "strong", "em": "emphasis", "s": "strike", "link": "link"}
 
 
@@ -131,7 +133,9 @@ def _parse(source: str, line: int) -> tuple[list[Block], int]:
     from markdown_it.tree import SyntaxTreeNode
 
     # shown() may not change the number of lines: the parser counts them.
-    root = SyntaxTreeNode(_parser().parse("\n".join(map(_shown_line, source.split("\n")))))
+    tokens = _parser().parse("\n".join(map(_shown_line, source.split("\n"))))
+    _flatten(tokens)
+    root = SyntaxTreeNode(tokens)
     blocks: list[Block] = []
     last = 0
     for node in root.children:
@@ -140,6 +144,17 @@ def _parse(source: str, line: int) -> tuple[list[Block], int]:
             block.at = line + last
             blocks.append(block)
     return blocks, last
+
+
+def _flatten(tokens: Sequence[Token]) -> None:
+    """Leave the words alone where marks are nested deeper than the tree's recursion can go."""
+    for token in tokens:
+        if not token.children:
+            continue
+        if max(child.level for child in token.children) > _DEEPEST:
+            token.children = None
+        else:
+            _flatten(token.children)
 
 
 def _letters(code: str) -> str:
@@ -167,7 +182,7 @@ def _blocks(node: SyntaxTreeNode, first: Content, rest: Content) -> Iterator[Blo
             bar = Content.styled("▎ ", "quote")
             yield from _in_order(node.children, first + bar, rest + bar)
         case "bullet_list" | "ordered_list":
-            number = int(node.attrs.get("start") or 1) if node.type == "ordered_list" else None
+            number = int(node.attrs.get("start", 1)) if node.type == "ordered_list" else None
             widest = len(f"{(number or 0) + len(node.children) - 1}. ") if number is not None else 2
             for place, item in enumerate(node.children):
                 mark = "• " if number is None else f"{number + place}. ".rjust(widest)
@@ -213,7 +228,7 @@ def _inline(node: SyntaxTreeNode) -> Content:
 
 def _parts(node: SyntaxTreeNode, style: str) -> Iterator[tuple[str, str]]:
     match node.type:
-        case "inline":
+        case "inline" if node.children:
             yield from (part for child in node.children for part in _parts(child, style))
         case "softbreak" | "hardbreak":
             yield ("\n", style)  # models end lines where they want them to end

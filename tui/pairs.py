@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.fetch import local_path
+from edgespec.fetch import is_here
 from edgespec.fetch.sources import human_bytes
 from edgespec.gguf import read_header
 from edgespec.registry import FileSource, ModelSpec, PairSpec, Registry
@@ -70,16 +70,16 @@ def list_pairs(
     files: Iterable[str] = (),
     memory_bytes: int | None = None,
     *,
-    find: Callable[[ModelSpec], Path | None] = local_path,
+    here: Callable[[ModelSpec], bool] = is_here,
 ) -> list[PairInfo]:
     """The person's own files, then the registry's pairs: first those that are here.
 
     memory_bytes: this machine's memory; None where it isn't known, and then everything fits.
-    find: where a model is on this machine, as `edgespec.fetch.local_path` tells it.
+    here: whether a model is on this machine, as `edgespec.fetch.is_here` tells it.
     """
     own = [_of_file(path, memory_bytes) for path in files]
     known = [
-        _of_pair(pair, pair is registry.default, memory_bytes, find)
+        _of_pair(pair, pair is registry.default, memory_bytes, here)
         for pair in registry.pairs.values()
     ]
     return own + sorted(known, key=lambda info: (not info.here, bool(info.too_big)))
@@ -124,9 +124,9 @@ def _of_pair(
     pair: PairSpec,
     default: bool,
     memory_bytes: int | None,
-    find: Callable[[ModelSpec], Path | None],
+    here: Callable[[ModelSpec], bool],
 ) -> PairInfo:
-    missing = [model for model in pair.models if find(model) is None]
+    missing = [model for model in pair.models if not here(model)]
     lost = next((model for model in missing if isinstance(model.source, FileSource)), None)
     problem = ""
     if lost is not None:

@@ -132,7 +132,7 @@ def _beside(stacks: Sequence[Sequence[Content]], room: int) -> list[Content]:
 
 
 def bytes_of(count: int) -> str:
-    """Bytes as people read them."""
+    """Bytes as people read them; `fetch` has this too, but loads the network's modules with it."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

@@ -1,10 +1,10 @@
-"""Changes of conversations' files, one after another on a thread of their own.
+"""Changes on the disk, one after another on a thread of their own.
 
 The screen's thread would stand still for as long as a slow disk takes to say that it has a turn.
 
 Invariant: changes happen in the order in which they were asked for, each of them once, unless
-whoever asked was told that it won't; and what reads files after `settle` finds all that was put
-before.
+whoever asked was told that it won't; what reads files after `settle` finds all that was put
+before; and what became of a change that nobody waited for is told once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgespec.errors import EdgespecError
 
@@ -42,17 +42,21 @@ class Saving:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._puts: deque[Future[None]] = deque()
+        self._unwatched: deque[Future[Any]] = deque()  # changes that nobody waits for
 
     def put(self, writer: Writer, index: int, turn: Turn) -> None:
         """Have `writer.put(index, turn)` called soon; `failures` says what came of it."""
-        self._puts.append(self._submit(lambda: writer.put(index, turn)))
+        self.later(lambda: writer.put(index, turn))
+
+    def later(self, change: Callable[[], str | None]) -> None:
+        """Have a change made soon; `outcomes` gives the sentence that it returns, or its error."""
+        self._unwatched.append(self._submit(change))
 
     def do(self, change: Callable[[], _T], *, forever: bool = False) -> _T:
         """What a change returns, or raises, behind all that was asked for before.
 
         Raises StillSaving after `patience` seconds, unless it may take `forever`: the change won't
-        happen, or, as another sentence says, it is under way.
+        happen, or, as another sentence says, it is under way, and `outcomes` says if it fails.
         """
         future = self._submit(change)
         try:
@@ -61,7 +65,9 @@ class Saving:
                     raise StillSaving(
                         "The disk is still saving the last turn: try again in a moment."
                     )
-                raise StillSaving("The disk takes its time: this change is still under way.")
+                if not future.done():  # it may have ended just now
+                    self._unwatched.append(future)
+                    raise StillSaving("The disk takes its time: this change is still under way.")
             return future.result()
         finally:
             del future  # an error's traceback would keep this frame, and so the writer's claim
@@ -71,24 +77,32 @@ class Saving:
         if self._thread is not None:
             self.do(lambda: None, forever=forever)
 
-    def failures(self) -> list[str]:
-        """Why puts failed that have ended since the last call; one thread alone may ask.
+    def outcomes(self) -> list[tuple[str, bool]]:
+        """What became of changes that nobody waited for and that ended since the last call.
 
-        Raises what went wrong beside the disk.
+        Each a sentence, and whether the change failed. One thread alone may ask. Raises what went
+        wrong beside the disk.
         """
         found = []
-        while self._puts and self._puts[0].done():
-            error = self._puts.popleft().exception()
-            if isinstance(error, OSError):
-                found.append(str(error))
+        while self._unwatched and self._unwatched[0].done():
+            future = self._unwatched.popleft()
+            error = future.exception()
+            if isinstance(error, OSError | EdgespecError):
+                found.append((str(error), True))
             elif error is not None:
                 raise error
+            elif isinstance(said := future.result(), str):
+                found.append((said, False))
         return found
+
+    def failures(self) -> list[str]:
+        """Those of the `outcomes` that are failures."""
+        return [sentence for sentence, failed in self.outcomes() if failed]
 
     @property
     def pending(self) -> bool:
-        """Whether a put is under way, or its failure wasn't asked for yet."""
-        return bool(self._puts)
+        """Whether such a change is under way, or what became of it wasn't asked for yet."""
+        return bool(self._unwatched)
 
     def _submit(self, change: Callable[[], _T]) -> Future[_T]:
         from concurrent.futures import ThreadPoolExecutor

@@ -6,7 +6,8 @@ Invariant: nothing here asks a model for anything, and what a store can't take i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.tui import items
 from edgespec.tui.messages import Choice, Figures, Loaded, Preferences, Settings, Turn
 from edgespec.tui.panel import caption
+from edgespec.tui.saving import Saving
 from edgespec.tui.shown import one_line, shown
 from edgespec.tui.talk import Talk
 from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine
@@ -35,10 +37,11 @@ _R = TypeVar("_R")
 
 @dataclass
 class Stores:
-    """Where things are kept; None keeps nothing."""
+    """Where things are kept; None keeps nothing. `writing`: changes of what is no conversation."""
 
     history: History | None = None
     settings: SettingsFile | None = None
+    writing: Saving = field(default_factory=Saving)
 
 
 class Showing(App[None]):
@@ -75,6 +78,7 @@ class Showing(App[None]):
         self._figured: Figures | None = None
         self._editing: int | None = None
         self._writer: Writer | None = None
+        self._loss_told = False  # that leaving the open conversation loses some of it
 
     # ------------------------------------------------------------------------------------ sentences
 
@@ -107,11 +111,13 @@ class Showing(App[None]):
         """Fit the screen to its width and the preferences; see `ChatApp`."""
 
     def prefer(self, **changes: Any) -> None:
-        """Change preferences, and keep them."""
+        """Change preferences, and have them kept."""
         self.preferences = replace(self.preferences, **changes)
         self._lay_out(self.size.width)
         if self.stores.settings is not None:
-            self.kept(self.stores.settings.save_preferences, self.preferences)
+            self.stores.writing.later(
+                partial(self.stores.settings.save_preferences, self.preferences)
+            )
 
     def kept(self, function: Callable[[_A], _R], argument: _A) -> _R | None:
         """What a store answers; where it can't, the person is told."""
@@ -121,7 +127,7 @@ class Showing(App[None]):
             self.tell(str(error), "warning")
             return None
 
-    # -------------------------------------------------------------------------- the history's disk
+    # ------------------------------------------------------------------------------------- the disk
 
     @property
     def unsaved(self) -> str:
@@ -133,6 +139,7 @@ class Showing(App[None]):
 
     def _save(self, index: int, turn: Turn) -> None:
         """Have a turn saved, without waiting for it."""
+        self._loss_told = False
         history = self.stores.history
         if history is not None:
             self._writer = self._writer or history.begin()
@@ -148,6 +155,11 @@ class Showing(App[None]):
             notice, writer.notice = writer.notice, ""
             say(notice)
 
+    def _take_written(self) -> None:
+        """Say in passing what came of settings, preferences and copies since the last look."""
+        for sentence, failed in self.stores.writing.outcomes():
+            self.tell(sentence, "warning" if failed else "information")
+
     def _settle(self) -> bool:
         """Whether saving is over now; the person is told what it came to, or that it isn't."""
         if self.stores.history is not None:
@@ -158,6 +170,19 @@ class Showing(App[None]):
                 return False
         self._take_saved(self.tell)  # what is noted goes away with the conversation
         return True
+
+    def _may_drop(self) -> bool:
+        """Whether the open conversation may be left: it is saved, or the person knows it isn't."""
+        lost = self.unsaved and self._writer is not None and not self._writer.forgotten
+        if not lost or self._loss_told:
+            return True
+        self._loss_told = True
+        self.tell(
+            "This conversation isn't on the disk, or not all of it: /export keeps it elsewhere, "
+            "and the same once more drops it.",
+            "warning",
+        )
+        return False
 
     # ---------------------------------------------------------------------------------------- turns
 

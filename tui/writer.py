@@ -37,8 +37,8 @@ class NotSaved(OSError):
 class Writer:
     """Where a conversation's turns go; safe to call from several threads.
 
-    `problem` is a sentence while something isn't saved, else "". `notice` is a sentence where the
-    conversation went on in a copy.
+    `problem` is a sentence on why something isn't saved, "" where all is. `notice` is a sentence
+    where the conversation went on in a copy.
     """
 
     def __init__(
@@ -158,10 +158,11 @@ class Writer:
         except OSError as error:
             self.problem = (
                 f"This conversation can't be saved in {printable(str(self._folder))}: "
-                f"{error.strerror or error}. It goes on in memory, and the next turn saves all "
-                "of it if it can."
+                f"{error.strerror or error}."
             )
-            raise NotSaved(self.problem) from error
+            raise NotSaved(
+                f"{self.problem} It goes on in memory, and the next turn saves all of it if it can."
+            ) from error
         self.problem = ""
 
     def _append(self) -> None:

@@ -95,7 +95,7 @@ def run_pair(
     progress: Callable[[int, int, str, float | None], None],
 ) -> None:
     """Measure what is missing of a pair; raises EdgespecError."""
-    target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True)
+    target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True, report=say)
     say(f"{named.name}: reading {target.name} to take its hash...")
     files = {path: identity(path) for path in (target, *_files(drafters))}
     with ExitStack() as stack:

@@ -101,7 +101,9 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
         return _settings(args, given, file.settings(label))
 
     bridge = Bridge(device=args.device, allow_cpu=args.allow_cpu)
-    return run(ChatApp(bridge, choice, settings, stores, preferences))
+    named = pair_name(args)
+    remember = named if named is not None and named != preferences.last_pair else ""
+    return run(ChatApp(bridge, choice, settings, stores, preferences, remember=remember))
 
 
 def _choice(args: argparse.Namespace, preferences: Preferences) -> Choice:

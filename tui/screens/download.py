@@ -1,7 +1,8 @@
 """The download of a pair's models: how far, how fast, and a way to stop.
 
-Invariant: the screen ends only when the bridge said that the download ended, so nothing goes on
-behind it unseen; what is downloaded is the bridge's to keep whole.
+Invariant: the screen ends only when the bridge said that the download ended, or when it was told to
+stop and the person doesn't wait for it; so nothing is downloaded behind it unseen. What is
+downloaded is the bridge's to keep whole.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class DownloadScreen(SmallSheet[bool]):
         self._info, self._downloads, self._clock = info, downloads, clock
         self._pair = info.choice.pair or ""
         self._meter = Meter()
-        self._under_way = False
+        self._under_way = self._given_up = False
         self._over: DownloadEnded | None = None  # while another screen is on top
         self._model = Static(classes="model")
         self._figures = Static(classes="figures")
@@ -123,20 +124,22 @@ class DownloadScreen(SmallSheet[bool]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """What can be done now: stop while it runs, else close it or try again."""
-        if action in ("again", "close"):
+        if action == "again":
             return not self._under_way
-        return self._under_way if action == "stop" else True
+        if action == "close":
+            return not self._under_way or self._given_up
+        return self._under_way and not self._given_up if action == "stop" else True
 
     def handle(self, event: Event) -> None:
         """What the bridge tells."""
-        if isinstance(event, Downloading) and event.pair == self._pair:
+        if isinstance(event, Downloading) and event.pair == self._pair and not self._given_up:
             self._show(self._meter.take(event, self._clock()))
         elif isinstance(event, DownloadEnded) and event.pair == self._pair and self._under_way:
             self._end(event)
 
     def action_again(self) -> None:
         """Begin, also once more."""
-        self._under_way = True
+        self._under_way, self._given_up = True, False
         self._meter = Meter()
         self.remove_class("-failed")
         self.refresh_bindings()
@@ -147,8 +150,11 @@ class DownloadScreen(SmallSheet[bool]):
         self._downloads.download(self._pair)
 
     def action_stop(self) -> None:
-        """Give up; the screen ends when the download has."""
-        self._stop_button("Stopping")
+        """Give up; the screen ends when the download has, or with the same key once more."""
+        self._given_up = True
+        self.refresh_bindings()
+        self._model.update(Content("Stopping; where the connection hangs, that takes a while"))
+        self._stop_button("Close")
         self._downloads.cancel_download(self._pair)
 
     def action_close(self) -> None:
@@ -159,7 +165,7 @@ class DownloadScreen(SmallSheet[bool]):
         """The buttons do what the keys do."""
         if event.button.id == "again":
             self.action_again()
-        elif self._under_way:
+        elif self._under_way and not self._given_up:
             self.action_stop()
         else:
             self.action_close()

@@ -6,6 +6,7 @@ change, so it shows what is on the disk.
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ from edgespec.tui.screens.ask import AskText, Confirm
 from edgespec.tui.screens.dates import stamp, when
 from edgespec.tui.screens.sheet import Cell, Heading, Rows, Sheet, row
 from edgespec.tui.shown import one_line, shown
+
+_NONE = "No conversation yet: each one is kept here, turn by turn."
 
 
 class HistoryList(Sheet[str | None]):
@@ -64,7 +67,8 @@ class HistoryList(Sheet[str | None]):
         self._all: list[Summary] = []
         self._found: list[Summary] = []
         self._input = Input(placeholder="Search titles", compact=True)
-        self._rows = Rows("No conversation yet: each one is kept here, turn by turn.")
+        self._empty = "Looking for conversations"
+        self._rows = Rows(self._empty)
         self._detail = Static(classes="detail")
 
     def compose(self) -> ComposeResult:
@@ -94,12 +98,19 @@ class HistoryList(Sheet[str | None]):
         try:
             found = self._history.list()
         except EdgespecError as error:
-            self.app.call_from_thread(self._detail.update, Content(shown(str(error))))
+            self.app.call_from_thread(self._fail, str(error))
         else:
             self.app.call_from_thread(self._fill, found)
 
+    def _fail(self, sentence: str) -> None:
+        """Say why; what was listed before stays."""
+        self._empty = "The conversations can't be listed"
+        if not self._all:
+            self._filter()
+        self._detail.update(Content.styled(shown(sentence), "$text-error"))
+
     def _fill(self, found: list[Summary]) -> None:
-        self._all = found
+        self._all, self._empty = found, _NONE
         count = len(found)
         self.query_one(Heading).aside(f"{count:,}" if count else "")
         self._filter()
@@ -120,10 +131,7 @@ class HistoryList(Sheet[str | None]):
         ids = [summary.id for summary in self._found]
         at = ids.index(before.id) if before is not None and before.id in ids else 0
         now = self._now()
-        self._rows.empty = (
-            "No title holds these words." if words and self._all
-            else "No conversation yet: each one is kept here, turn by turn."
-        )  # fmt: skip
+        self._rows.empty = "No title holds these words." if words and self._all else self._empty
         self._rows.show([self._row(summary, now) for summary in self._found], at)
         self._tell()
 
@@ -256,12 +264,12 @@ class HistoryList(Sheet[str | None]):
                 return
             path = answer
             try:
-                written = self._export(summary, Path(path), replace=False)
+                written = await to_thread(self._export, summary, Path(path))
             except AlreadyThere as there:
                 if not await self.ask(Confirm("Export", str(there), "Replace it")):
                     continue
                 try:
-                    written = self._export(summary, Path(path), replace=True)
+                    written = await to_thread(self._export, summary, Path(path), replace=True)
                 except EdgespecError as error:
                     self._say(str(error))
                     continue
@@ -271,7 +279,7 @@ class HistoryList(Sheet[str | None]):
             self.notify(shown(f"Written to {written}"), markup=False)
             return
 
-    def _export(self, summary: Summary, path: Path, *, replace: bool) -> Path:
+    def _export(self, summary: Summary, path: Path, *, replace: bool = False) -> Path:
         turns = self._history.read(summary.id).turns
         return export(path, turns, title=summary.title, replace=replace)
 
