@@ -116,7 +116,7 @@ class AdaptivePlanner:
             judge(self._known.match(name), guess, came)
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
-        read = 0.0  # a long one
+        expected = seconds  # with a long read, which `seconds` leaves out
         certainty = top2_gap(outcome.rows[0]) if self._known.models else 0.0
         drawn = len(draft) - draft.copied
         asked = self._best.drafter.name if self._best is not None and draft else ""
@@ -128,12 +128,12 @@ class AdaptivePlanner:
                 continue
             owed = self._best.owed if self._best else 1
             seconds += self.costs.draft(name, drawn, min(2, owed), length)
-            read = self.costs.draft(name, drawn, owed, length)
+            expected += self.costs.draft(name, drawn, owed, length)
             self.costs.observe_draft(name, drawn, owed, length, outcome.draft_seconds)
             model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
         self._count(stood + 1, seconds / plain)
         # A round in which the program was held up says nothing of drafting.
-        real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * (seconds + read))
+        real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)
         self._real_time += real / plain
         # To be parked costs next to nothing, so not every plain round is learnt from then.
         if draft or self._idle < _PARKED or self._every > 1 or self._plain_rounds % 4 == 0:

@@ -37,7 +37,7 @@ def gpus() -> str:
             if libggml.ggml_backend_dev_type(device) in _GPU_TYPES:
                 name = libggml.ggml_backend_dev_name(device)
                 about = libggml.ggml_backend_dev_description(device)
-                found.append(f"{name.decode()}: {about.decode()}")
+                found.append(b": ".join((name, about)).decode("utf-8", "replace"))
         return ", ".join(found)
     return ""
 

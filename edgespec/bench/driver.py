@@ -142,8 +142,7 @@ def run_pair(
 
 def refuse_twins(scripts: Sequence[Path]) -> None:
     """Peers are told apart by their scripts' names; raises ConfigError where two have one."""
-    names = [peer_name(script) for script in scripts]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := _twice([peer_name(script) for script in scripts]):
         raise ConfigError(
             f"two --peer are called {twice}: name a script once, with its settings behind it, and "
             "give another script another name"
@@ -211,10 +210,14 @@ def _groups(options: Options, runtime: Runtime) -> Sequence[tuple[str, ...]]:
     return [tuple(runtime.drafters)]
 
 
+def _twice(names: Sequence[str]) -> str | None:
+    """The first name that comes more than once."""
+    return next((name for name in names if names.count(name) > 1), None)
+
+
 def _peer_sides(peers: Sequence[Peer]) -> list[Side]:
     sides: list[Side] = [PeerSide(peer, setting) for peer in peers for setting in peer.settings]
-    names = [side.name for side in sides]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := _twice([side.name for side in sides]):
         raise ConfigError(
             f"{twice} is named twice, and answers are kept by that name: name it once"
         )

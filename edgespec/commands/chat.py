@@ -73,8 +73,7 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
         report=lambda what: say(f"{what}..."),
     ) as runtime:
         say(*introduction(runtime))
-        named = pair_name(args)
-        if named is not None and named != preferences.last_pair:
+        if named := _newly_named(args, preferences):
             try:
                 file.save_preferences(replace(preferences, last_pair=named))
             except ConfigError as error:
@@ -101,9 +100,14 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
         return _settings(args, given, file.settings(label))
 
     bridge = Bridge(device=args.device, allow_cpu=args.allow_cpu)
-    named = pair_name(args)
-    remember = named if named is not None and named != preferences.last_pair else ""
+    remember = _newly_named(args, preferences)
     return run(ChatApp(bridge, choice, settings, stores, preferences, remember=remember))
+
+
+def _newly_named(args: argparse.Namespace, preferences: Preferences) -> str:
+    """The pair that was named, unless it is the one used last; else ""."""
+    named = pair_name(args)
+    return named if named is not None and named != preferences.last_pair else ""
 
 
 def _choice(args: argparse.Namespace, preferences: Preferences) -> Choice:
