@@ -1207,6 +1207,28 @@ def test_progress_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.getvalue().count("\n") == 1
 
 
+def test_wide_characters_stay_on_their_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    def cells(text: str) -> int:
+        return sum(1 + (letter in "模型🦊") for letter in text)
+
+    told = progress.Progress("模型🦊" * 20)
+    told(1, 5, "", None)
+    told(2, 5, "", None)
+    told.close()
+    first, second = shown.getvalue().rstrip("\n").split("\r")[1:]
+    assert cells(first) == cells(second) == 79 and first.startswith("模型🦊" * 13)
+    shown.truncate(0), shown.seek(0)
+    told = progress.Progress("模型")
+    told(1, 5, "模型模型", None)
+    told(2, 5, "a", None)  # covers the longer line before it, to the cell
+    first, second = shown.getvalue().split("\r")[1:]
+    assert second.endswith("a" + 7 * " ") and cells(first) == cells(second)
+
+
 def test_peer_scripts_need_the_standard_library_alone() -> None:
     """They start in environments that hold nothing of ours, and import their own only to load."""
     import ast

@@ -20,7 +20,7 @@ class Progress:
         self._pair = pair
         self._every = every
         self._last = -every
-        self._width = 0
+        self._width = 0  # cells that the line on the terminal takes
         self._open = False
 
     def __call__(self, done: int, total: int, what: str, left: float | None) -> None:
@@ -35,13 +35,17 @@ class Progress:
             parts.append(f"{_duration(left)} left")
         line = printable(", ".join(parts))
         if terminal:
-            line = line[: max(1, _columns() - 1)]  # a full line would wrap, and then scroll
+            from rich.cells import cell_len, set_cell_size
+
+            room = max(1, _columns() - 1)  # a full line would wrap, and then scroll
+            cells = cell_len(line)
+            covering = set_cell_size(line, min(room, max(cells, self._width)))
+            self._width = min(cells, room)
             self._open = done < total
             end = "" if self._open else "\n"
-            print(f"\r{line.ljust(self._width)}", end=end, file=sys.stderr, flush=True)
+            print(f"\r{covering}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-        self._width = len(line)
 
     def close(self) -> None:
         """End an unfinished line, so that the next message has one of its own."""
