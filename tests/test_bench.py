@@ -459,8 +459,9 @@ def test_a_measurement_goes_on_only_with_the_same_code_and_peers(tmp_path: Path)
     with Writer(tmp_path) as writer:
         driver._same_conditions(writer, one)
         writer.append(one)
+        writer.append(Trial("p", "a", "c", 0, 0, 3, "now", []))
         driver._same_conditions(writer, one)
-        assert len((tmp_path / files.FILE).read_bytes().splitlines()) == 1
+        assert len((tmp_path / files.FILE).read_bytes().splitlines()) == 2
         for changed, says in (
             (replace(one, settings={"code": "d"}), "code was c, is d"),
             (replace(one, peers={"it": {"versions": {"it": "2"}}}), "it was"),
@@ -847,6 +848,42 @@ def test_costs_are_measured_anew_for_each_measurement(
         assert code == 0 and "measuring what passes of these models cost" in err
 
 
+def test_a_pair_without_any_trial_is_measured_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that another version began and was stopped in: its conditions and costs give way."""
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "p.jsonl").write_text('{"turns": ["Hi."]}\n', encoding="utf-8")
+    out = tmp_path / "out"
+    args: Sequence[str | Path] = [
+        "bench", "--target", target, "--threads", "1", "--tokens", "2",
+        "--prompts", tmp_path / "p.jsonl", "--out", out,
+    ]  # fmt: skip
+    assert in_process(capsys, *args)[0] == 0
+    now = files.read([out])
+    (pair,), (costs,), (trial,) = now.pairs.values(), now.costs, now.trials
+    other = replace(pair, pair="other", settings={"code": "of then"})
+    (out / files.FILE).unlink()
+    with Writer(out) as writer:
+        writer.append(replace(pair, settings={"code": "of then", "prompts_sha256": "of then"}))
+        writer.append(replace(costs, seconds={"1": [123.0]}))
+        writer.append(other)
+        writer.append(replace(costs, pair="other"))
+        writer.append(replace(trial, pair="other"))
+    before = (out / files.FILE).read_bytes()
+    code, _, err = in_process(capsys, *args)
+    assert code == 0, err
+    assert (out / files.FILE).read_bytes().startswith(before)
+    found = files.read([out])
+    assert found.pairs == {pair.pair: pair, "other": other}
+    assert [t.key for t in found.trials] == [replace(trial, pair="other").key, trial.key]
+    assert found.costs[0] == replace(costs, pair="other")
+    assert [c.pair for c in found.costs] == ["other", pair.pair]
+    assert 123.0 not in found.costs[1].seconds["1"]
+    code, _, err = in_process(capsys, *args, "--tokens", "3")
+    assert code == 1 and "max_tokens was 2, is 3" in err  # now something was answered
+
+
 def test_commands_in_the_documents_keep_their_results_apart() -> None:
     root = Path(__file__).parents[1]
     for page in ("README.md", "docs/performance.md"):
@@ -1148,6 +1185,7 @@ def test_threads_wait_as_when_a_pair_was_begun(
     one = Pair("p", {"sha256": "t"}, [], settings, ["plain"])
     with Writer(tmp_path) as writer:
         writer.append(one)
+        writer.append(Trial("p", "a", "c", 0, 0, 3, "now", []))
         pairs = [driver.Named("p", "p", None, None)]
         driver.wait_as_before(writer, pairs)
         assert os.environ["GOMP_SPINCOUNT"] == "1000"

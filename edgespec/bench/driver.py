@@ -131,10 +131,11 @@ def run_pair(
         _same_conditions(writer, pair)
 
         def begin() -> None:
-            if named.name not in writer.results.pairs:
+            known = writer.results.pairs.get(named.name)
+            if known is None or (known != pair and not writer.results.answered(named.name)):
                 writer.append(pair)
-            known = {(c.model, c.role) for c in writer.results.costs if c.pair == named.name}
-            for costs in cost_curves(runtime, named.name, known=known, say=say):
+            measured = {(c.model, c.role) for c in writer.results.costs if c.pair == named.name}
+            for costs in cost_curves(runtime, named.name, known=measured, say=say):
                 writer.append(costs)
 
         measure(runtime, sides, plan, writer, progress, prepared=prepared, begin=begin)
@@ -154,10 +155,12 @@ def wait_as_before(writer: Writer, pairs: Sequence[Named]) -> None:
 
     How busy the machine is at the start decides that otherwise. Works before libgomp is loaded.
     """
-    before = [writer.results.pairs[one.name] for one in pairs if one.name in writer.results.pairs]
-    if before and not platform.users_environment().keys() & set(platform.WAITING):
-        spins = before[0].settings.get("gomp_spincount")
-        if before[0].settings.get("omp_wait_policy") is None:
+    known = writer.results.pairs
+    names = [one.name for one in pairs if one.name in known and writer.results.answered(one.name)]
+    if names and not platform.users_environment().keys() & set(platform.WAITING):
+        before = known[names[0]].settings
+        spins = before.get("gomp_spincount")
+        if before.get("omp_wait_policy") is None:
             platform.set_spins(None if spins is None else str(spins))
 
 
@@ -273,7 +276,7 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
 def _same_conditions(writer: Writer, now: Pair) -> None:
     """See that a pair is measured under what it was, where it was before."""
     before = writer.results.pairs.get(now.pair)
-    if before is None:
+    if before is None or not writer.results.answered(now.pair):
         return
     change = first_change(before, now)
     if change is None and before.sides != now.sides:

@@ -34,7 +34,7 @@ def read(paths: Iterable[Path]) -> Results:
     the same prompts or others. Raises ConfigError.
     """
     results = Results()
-    first: dict[str, str] = {}  # the prompts of a pair's first file
+    first: dict[str, str] = {}  # the prompts of a pair's first trials
     for path in paths:
         prompts: dict[str, str] = {}
         file = path / FILE if path.is_dir() else path
@@ -48,7 +48,8 @@ def read(paths: Iterable[Path]) -> Results:
         for record in _records(data[:whole], file):
             if isinstance(record, Pair):
                 prompts[record.pair] = str(record.settings.get("prompts_sha256"))
-                first.setdefault(record.pair, prompts[record.pair])
+                if record.pair not in first or not results.answered(record.pair):
+                    first[record.pair] = prompts[record.pair]
             elif isinstance(record, Trial) and record.context is None:
                 mine = prompts.get(record.pair)
                 if mine != first.get(record.pair):  # one name may be two prompts

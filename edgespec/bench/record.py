@@ -144,12 +144,24 @@ class Results:
         if isinstance(record, Run):
             self.runs.append(record)
         elif isinstance(record, Pair):
-            known = self.pairs.get(record.pair)
-            self.pairs[record.pair] = record if known is None else _merged(known, record)
+            self._add_pair(record)
         elif isinstance(record, Trial):
             self.trials.append(record)
         else:
             self._add_costs(record)
+
+    def answered(self, pair: str) -> bool:
+        """Whether there is a trial of it."""
+        return any(trial.pair == pair for trial in self.trials)
+
+    def _add_pair(self, new: Pair) -> None:
+        """Conditions under which nothing was answered give way to others, and their costs too."""
+        known = self.pairs.get(new.pair)
+        if known is not None and self.answered(new.pair):
+            new = _merged(known, new)
+        elif known is not None and _clash(known, new) is not None:
+            self.costs = [costs for costs in self.costs if costs.pair != new.pair]
+        self.pairs[new.pair] = new
 
     def _add_costs(self, new: Costs) -> None:
         """Another measurement of the same passes adds to the first."""
@@ -194,11 +206,16 @@ def first_change(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
     return next((change for change in changes if change[1] != change[2]), None)
 
 
+def _clash(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
+    """The first condition, apart from the prompts, that isn't the same, and what it is in each."""
+    same_prompts = {key: one.settings[key] for key in _PROMPTS if key in one.settings}
+    settings = {k: v for k, v in other.settings.items() if k not in _PROMPTS} | same_prompts
+    return first_change(one, replace(other, settings=settings))
+
+
 def _merged(first: Pair, other: Pair) -> Pair:
     """Two files' words on one pair, with the prompts, sides and peers of both."""
-    same_prompts = {key: first.settings[key] for key in _PROMPTS if key in first.settings}
-    settings = {k: v for k, v in other.settings.items() if k not in _PROMPTS} | same_prompts
-    change = first_change(first, replace(other, settings=settings))
+    change = _clash(first, other)
     if change is not None:
         name, was, is_ = change
         raise ConfigError(
@@ -207,7 +224,8 @@ def _merged(first: Pair, other: Pair) -> Pair:
         )
     prompts = {
         key: " + ".join(dict.fromkeys([*str(was).split(" + "), str(other.settings.get(key))]))
-        for key, was in same_prompts.items()
+        for key, was in first.settings.items()
+        if key in _PROMPTS
     }
     sides = list(dict.fromkeys([*first.sides, *other.sides]))
     return replace(
