@@ -121,6 +121,33 @@ def test_a_stopped_read_is_taken_up_again() -> None:
     assert session.cache == tokens.tolist()
 
 
+def test_what_it_owes_and_then_reads_is_worked_out_once() -> None:
+    tokens = text(300)
+    drafter, session = begun(100)
+    shared, asked = drafter._cache.shared, []
+
+    def counted(part: npt.NDArray[np.int32]) -> int:
+        asked.append(len(part))
+        return shared(part)
+
+    drafter._cache.shared = counted  # type: ignore[method-assign]
+    for end in (110, 111, 250):
+        shown = tokens[:end]
+        owed = drafter.owes(shown)
+        asked.clear()
+        assert len(drafter.propose(shown, 1, SAMPLER)) == 1
+        assert asked == [] and session.passes[-1] == (owed, 1)
+    # Where it is asked of another text, or behind another prompt, it is worked out anew.
+    shown = tokens[:300]
+    assert drafter.owes(shown) == NEWEST
+    drafter.begin(300)
+    assert drafter.owes(shown) == 50
+    other = text(300, seed=1)
+    drafter.propose(other, 1, SAMPLER)
+    assert session.cache == other.tolist()
+    assert drafter.owes(shown) > 290
+
+
 steps = st.lists(
     st.tuples(
         st.booleans(),  # whether an answer begins

@@ -28,6 +28,9 @@ FIRST = 4
 READS = 1024
 """The longest batch of newest tokens read to catch up: more costs more than it helps."""
 
+NEAR = 128
+"""Tokens of a long prompt's end that are read where its nearest part is to be enough."""
+
 NEWEST = 32
 """Tokens of an answer that are read behind some that were left out. With these it guesses about as
 well as with all of them, wherever it knows the prompt (docs/planner.md).
@@ -52,16 +55,26 @@ class ModelDrafter:
         self._reads = min(reads, model.session.context_size // 2)
         self._newest = min(NEWEST, max(1, self._reads // 4))
         self._prompt = sys.maxsize  # where the answer begins
+        self._asked: TokenIds | None = None  # the text of which `_found` is
+        self._found: dict[bool, tuple[int, TokenIds]] = {}  # by `near`: see `_to_read`
 
     def begin(self, length: int) -> None:
         """See `Drafter.begin`."""
         self._prompt = length
+        self._asked = None
 
     def propose(
-        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+        self,
+        tokens: TokenIds,
+        max_tokens: int,
+        sampler: Sampler,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         """See `Drafter.propose`."""
-        kept, missing = self._to_read(tokens)
+        kept, missing = self._to_read(tokens, near)
+        self._asked = None  # what follows changes the cache
         # The last draft token is never fed, hence the one more that fits.
         room = self._cache.session.context_size - kept - len(missing) + 1
         max_tokens = min(max_tokens, room)
@@ -89,30 +102,42 @@ class ModelDrafter:
             missing = np.array([len(tokens) + len(drafted) - 1], np.int32)
         return Draft(tuple(drafted), tuple(probs) if probs else None, self.name, tuple(confidence))
 
-    def owes(self, tokens: TokenIds) -> int:
+    def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
         """See `Drafter.owes`; after another text that is nearly all that it reads of this one."""
-        return len(self._to_read(tokens)[1])
+        return len(self._to_read(tokens, near)[1])
 
-    def _to_read(self, tokens: TokenIds) -> tuple[int, TokenIds]:
-        """How much of the cache stays, and where the tokens stand that are to be read behind it."""
+    def _to_read(self, tokens: TokenIds, near: bool) -> tuple[int, TokenIds]:
+        """How much of the cache stays, and where the tokens stand that are to be read behind it.
+
+        Found once for `owes` and the `propose` behind it, which are given the same array.
+        """
+        if self._asked is not tokens:
+            self._asked = tokens
+            self._found.clear()
+        if near not in self._found:
+            self._found[near] = self._find(tokens, min(NEAR, self._reads) if near else self._reads)
+        return self._found[near]
+
+    def _find(self, tokens: TokenIds, reads: int) -> tuple[int, TokenIds]:
+        """See `_to_read`; `reads` is how much of a prompt it is to know."""
         newest = len(tokens) - 1  # is always read, so that there is a row
         at = self._at.view[: np.searchsorted(self._at.view, newest)]
         kept = self._cache.shared(tokens[np.append(at, newest)])
         at = at[:kept]
-        missing = self._unread(int(at[-1]) + 1 if kept else 0, len(tokens))
-        if not self._serves(np.concatenate([at, missing]), len(tokens)):
+        missing = self._unread(int(at[-1]) + 1 if kept else 0, len(tokens), reads)
+        if not self._serves(np.concatenate([at, missing]), len(tokens), reads):
             kept = min(kept, FIRST)
-            missing = self._unread(kept, len(tokens))
+            missing = self._unread(kept, len(tokens), reads)
         return kept, missing
 
-    def _serves(self, at: TokenIds, length: int) -> bool:
+    def _serves(self, at: TokenIds, length: int, reads: int) -> bool:
         """Whether a cache with the tokens from `at` leaves room, and has most of the prompt."""
         prompt = min(self._prompt, length)
-        begin, end = np.searchsorted(at, (prompt - self._reads, prompt))
-        has_prompt = 2 * (end - begin) >= min(prompt, self._reads)
+        begin, end = np.searchsorted(at, (prompt - reads, prompt))
+        has_prompt = 2 * (end - begin) >= min(prompt, reads)
         return has_prompt and len(at) <= self._cache.session.context_size - self._reads // 2
 
-    def _unread(self, begin: int, length: int) -> TokenIds:
+    def _unread(self, begin: int, length: int, reads: int) -> TokenIds:
         """Where those of a text's tokens stand that are to be read, when it is read up to `begin`.
 
         At most `FIRST + reads` of them, the newest included.
@@ -122,7 +147,7 @@ class ModelDrafter:
         prompt = min(self._prompt, length)
         answer = max(begin, prompt)
         answer += left_out(length - answer, self._newest)
-        begin = max(begin, prompt - self._reads + max(0, length - answer))
+        begin = max(begin, prompt - reads + max(0, length - answer))
         return np.concatenate(
             [
                 first,
