@@ -108,7 +108,8 @@ class LlamaSession:
             )
         self.name = name
         self.length = 0
-        self.context_size = int(lib.llama_n_ctx(handle))
+        # llama.cpp rounds it up; what lies behind the size that was asked for stays unused.
+        self.context_size = min(context_size, int(lib.llama_n_ctx(handle)))
         self._row_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
         self.vocab_size = self._row_size
         self.can_rollback = True
@@ -200,7 +201,8 @@ class LlamaSession:
             self._check_open()
             self._truncate(0)
             done = lib.llama_state_seq_set_data(self._handle, native, len(data), 0)
-            if not done or lib.llama_memory_seq_pos_max(self._memory, 0) != length - 1:
+            at_end = lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
+            if not done or not at_end or length > self.context_size:
                 self._truncate(0)
                 raise ModelError(
                     f"{self.name} can't restore this snapshot: it is damaged or of another model"
