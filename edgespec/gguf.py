@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ModelFormatError
+from .not_gguf import AGAIN, BIG_ENDIAN, what_else
 
 # Far above any real model, and low enough that a hostile file costs under a second and 64 MB.
 _MAX_HEADER: Final = 32 << 20  # bytes, everything before the tensor data
@@ -63,8 +64,6 @@ _U64 = struct.Struct("<Q")
 _FIXED = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of keys
 _TENSOR = {n: struct.Struct(f"<{n}QIQ") for n in range(1, _MAX_DIMS + 1)}  # shape, type, offset
 
-_BIG_ENDIAN: Final = "is a big-endian GGUF: get the little-endian file or convert it again"
-_AGAIN: Final = "download it again"
 _REMAKE: Final = "download or convert it again"
 
 
@@ -159,7 +158,7 @@ def _map(path: Path) -> tuple[mmap.mmap, int]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
-                raise ModelFormatError(f"{shown} is empty: {_AGAIN}")
+                raise ModelFormatError(f"{shown} is empty: {AGAIN}")
             length = min(size, _MAX_HEADER)
             return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ), size
     except FileNotFoundError:
@@ -192,7 +191,7 @@ class _Reader:
         if len(self.view) < self.size:
             self.too_much(f"{self.where} runs past a header's limit of {_MAX_HEADER:,} bytes")
         message = f"{self.where} runs past the end of the file at {self.size:,} bytes"
-        raise ModelFormatError(f"{self.name} is cut short or damaged: {message}: {_AGAIN}")
+        raise ModelFormatError(f"{self.name} is cut short or damaged: {message}: {AGAIN}")
 
     def skip(self, nbytes: int) -> int:
         """Step over nbytes and return where they start."""
@@ -328,7 +327,7 @@ class _Reader:
 
     def header(self, path: Path) -> GGUFHeader:
         if self.view[:4] != b"GGUF":
-            raise ModelFormatError(f"{self.name} {_what_else(self.view[:512])}")
+            raise ModelFormatError(f"{self.name} {what_else(self.view[:512])}")
         fixed = _FIXED.unpack_from(self.view, self.skip(_FIXED.size))
         _, version, n_tensors, n_keys = fixed
         self.check_version(version)
@@ -346,7 +345,7 @@ class _Reader:
             end = data_offset + stated[-1].offset + stated[-1].nbytes
             if end > self.size:
                 missing = f"{end - self.size:,} of its {end:,} bytes are missing"
-                raise ModelFormatError(f"{self.name} is cut short: {missing}: {_AGAIN}")
+                raise ModelFormatError(f"{self.name} is cut short: {missing}: {AGAIN}")
         tensors = tuple(
             TensorInfo(t.name, t.shape, t.type, data_offset + t.offset, t.nbytes) for t in stated
         )
@@ -361,7 +360,7 @@ class _Reader:
         if version == 1:
             what = "is GGUF version 1, which llama.cpp no longer reads: get or convert a newer file"
         elif version & 0xFFFF == 0:
-            what = _BIG_ENDIAN
+            what = BIG_ENDIAN
         raise ModelFormatError(f"{self.name} {what}")
 
     def check_count(self, what: str, count: int, limit: int, smallest: int) -> None:
@@ -389,26 +388,3 @@ def _shorten(name: str | bytes) -> str:
 
 def _printable(name: str) -> str:
     return name if name.isprintable() else ascii(name)
-
-
-def _what_else(head: bytes) -> str:
-    """What a file is that doesn't begin with GGUF, and what to do about it."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    export = "make a GGUF of it with 'edgespec export'"
-    if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")):
-        return f"is an HTML page, not a GGUF model: {_AGAIN} from the file's 'resolve' address"
-    if text.startswith(b"version https://git-lfs"):
-        return f"is a Git LFS pointer, not the model itself: run 'git lfs pull' or {_AGAIN}"
-    if head.startswith((b"PK\x03\x04", b"\x80\x02")):
-        return f"is a zip or PyTorch checkpoint, not a GGUF model: {export}"
-    if head[8:9] == b"{":  # an 8-byte length, then JSON
-        return f"is a safetensors checkpoint, not a GGUF model: {export}"
-    if head.startswith((b"lmgg", b"fmgg", b"tjgg", b"algg")):
-        return "is a GGML file from before GGUF, which llama.cpp no longer reads: get a GGUF file"
-    if head.startswith(b"FUGG"):
-        return _BIG_ENDIAN
-    if len(head) < len(b"GGUF") + 4:
-        return f"is not a GGUF model, only {len(head)} bytes: {_AGAIN}"
-    if not head.strip(b"\0"):
-        return f"begins with zeros, like an unfinished download: {_AGAIN}"
-    return f"is not a GGUF model (it begins with {head[:8]!r}): check the path or {_AGAIN}"

@@ -127,7 +127,7 @@ def main() -> int:
 
 def _reason(said: str) -> str:
     """What llama.cpp's log says of the failure; its first line may be a rule of equals signs."""
-    from edgespec.backends.llama import start_backend
+    from edgespec.backends.llama_log import start_backend
 
     lines = [said, *start_backend().errors]
     if any("importance matrix" in line or "imatrix" in line for line in lines):

@@ -43,7 +43,7 @@ def quantise(source: Path, destination: Path, kind: str, *, threads: int | None 
     """
     import llama_cpp.llama_cpp as lib
 
-    from edgespec.backends.llama import start_backend
+    from edgespec.backends.llama_log import start_backend
 
     params: Any = lib.llama_model_quantize_default_params()
     params.nthread = threads or usable_cpus()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module may import from the rows above its own, and from its own row. Packages count as one.
 ORDER = [
-    "errors options",
+    "errors options not_gguf",
     "registry tomlfile metrics session tokenizer platform terminal gguf categorical narrow",
     "fetch chat text noise penalties",
     "sampling",
@@ -40,7 +40,7 @@ ONLY_IN = {
     "llama_cpp": {
         *(
             f"backends.llama{name}"
-            for name in ("", "_tokenizer", "_device", "_narrow", "_blocks", "_probe")
+            for name in ("", "_log", "_tokenizer", "_device", "_narrow", "_blocks", "_probe")
         ),
         "exporters.quantise",
     },

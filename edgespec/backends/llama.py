@@ -1,4 +1,4 @@
-"""GGUF models through llama.cpp's low-level API; the only importer of llama_cpp.
+"""GGUF models through llama.cpp's low-level API.
 
 Invariant: no native call is made on a file that wasn't checked, nor on a model that was closed;
 every return code is looked at, and after a failed pass the cache is back at its old length.
@@ -7,7 +7,6 @@ every return code is looked at, and after a failed pass the cache is back at its
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import threading
 import weakref
@@ -22,6 +21,7 @@ import numpy as np
 from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint
 from edgespec.backends.llama_device import choose_layers, gpus
+from edgespec.backends.llama_log import log, start_backend
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
 from edgespec.errors import (
@@ -42,9 +42,6 @@ _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no 
 _MAX_CONTEXT = 2**31 - 1  # a position is an int32
 _REPACKED_TYPES = frozenset({lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL})
 
-logger = logging.getLogger("edgespec.llama")
-logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
-
 
 class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
@@ -54,10 +51,10 @@ class NativeModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
-        _log.errors.clear()
+        log.errors.clear()
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
-            raise ModelError(f"llama.cpp can't load {path.name}: {_log.last_error()}")
+            raise ModelError(f"llama.cpp can't load {path.name}: {log.last_error()}")
         self.handle = handle
         self.lock = threading.RLock()  # held while the vocabulary is used; a signal may close
         self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
@@ -99,12 +96,12 @@ class LlamaSession:
         # libc's strlen as the callback, the flag's bytes as its string: see CancelFlag.
         params.abort_callback = lib.ggml_abort_callback(platform.c_function("strlen"))
         params.abort_callback_data = cancel.address
-        _log.errors.clear()
+        log.errors.clear()
         handle = lib.llama_init_from_model(model.handle, params)
         if not handle:
             raise ModelError(
                 f"llama.cpp can't make a context of {context_size} tokens for {name}: "
-                f"{_log.last_error()}; try a smaller --ctx-size"
+                f"{log.last_error()}; try a smaller --ctx-size"
             )
         self.name = name
         self.length = 0
@@ -221,7 +218,7 @@ class LlamaSession:
         self._wanted[: n - rows] = 0
         self._wanted[n - rows : n] = 1
         self._batch.n_tokens = n
-        _log.errors.clear()
+        log.errors.clear()
         code = compute(lib.llama_decode, self._handle, self._batch)
         if code == 0:
             self.length += n
@@ -230,7 +227,7 @@ class LlamaSession:
         elif code == 1:
             raise ContextFull(f"{self.name} has no room for {n} more tokens: raise --ctx-size")
         else:
-            raise ModelError(f"{self.name} failed in llama_decode ({code}): {_log.last_error()}")
+            raise ModelError(f"{self.name} failed in llama_decode ({code}): {log.last_error()}")
 
     def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
         """Put the tokens into the batch."""
@@ -369,48 +366,3 @@ def _free_context(handle: Any, batch: Any, lock: threading.Lock, cancel: CancelF
         lib.llama_free(handle)
     finally:
         lock.release()
-
-
-_LEVELS = {3: logging.INFO, 4: logging.WARNING}  # llama.cpp's warnings are mostly chatter
-_CONTINUED = 5
-
-
-class _NativeLog:
-    """Native log lines, as they come in pieces, to `logging`."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self._line = ""
-        self._level = logging.DEBUG
-        self.callback = lib.llama_log_callback(self._add)  # must outlive every native call
-
-    def last_error(self) -> str:
-        return self.errors[0] if self.errors else "it gave no reason"  # the rest follow from it
-
-    def _add(self, level: int, text: bytes, _: Any) -> None:
-        if level != _CONTINUED:
-            self._level = _LEVELS.get(level, logging.DEBUG)
-        self._line += text.decode("utf-8", "replace")
-        *lines, self._line = self._line.split("\n")
-        for line in filter(str.strip, lines):
-            if self._level >= logging.WARNING:
-                self.errors = [*self.errors[:8], line.strip()]
-            logger.log(self._level, "%s", line.rstrip())
-
-
-_log = _NativeLog()
-_started = False
-
-
-def start_backend() -> _NativeLog:
-    """Make llama.cpp ready, once; the log that its messages go to."""
-    global _started
-    if not _started:
-        lib.llama_log_set(_log.callback, ctypes.c_void_p(0))
-        lib.llama_backend_init()
-        # The interpreter is gone before the native libraries are: whatever they still say then
-        # goes to `abs`, which takes the level and ignores the rest.
-        silent = lib.llama_log_callback(platform.c_function("abs"))
-        weakref.finalize(_log, lib.llama_log_set, silent, ctypes.c_void_p(0))
-        _started = True
-    return _log

@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import platform
-from edgespec.backends.llama import start_backend
+from edgespec.backends.llama_log import start_backend
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
 from edgespec.gguf import read_header
