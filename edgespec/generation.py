@@ -10,7 +10,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -63,8 +63,9 @@ class Result:
 class Engine:
     """What one answer needs of a runtime; only one answer uses it at a time.
 
-    `running` is set by whoever holds the lock and `closed` by the runtime, each before it looks at
-    the other: so closing stops an answer, or the answer sees that it is too late.
+    An answer takes it and then looks at `closed`; the runtime sets `closed` and then looks who has
+    it. So closing stops an answer, or the answer sees that it is too late. Whoever lets it go frees
+    what was closed meanwhile.
     """
 
     target: CachedSession
@@ -72,17 +73,23 @@ class Engine:
     drafters: Mapping[str, Drafter]
     planner: Planner
     cancel: CancelFlag
-    lock: threading.Lock
-    running: weakref.ref[Generation] | None = None
     closed: bool = False
-    on_idle: Callable[[], None] | None = None
-    """Called once, when the answer that is under way has ended."""
+    on_idle: Callable[[], None] = lambda: None
+    """Called when an answer has let it go."""
+    _taken: dict[str, weakref.ref[Generation]] = field(default_factory=dict)
 
     @property
-    def current(self) -> Generation | None:
-        """The answer that is under way."""
-        running = self.running
-        return running() if running is not None else None
+    def answer(self) -> weakref.ref[Generation] | None:
+        """The answer that is under way; a dead reference where that one is being dropped."""
+        return self._taken.get("answer")
+
+    def take(self, answer: weakref.ref[Generation]) -> bool:
+        """Whether nobody had it, so that it is this answer's now."""
+        # In one step: no thread and no signal handler ever finds it taken by nobody.
+        return self._taken.setdefault("answer", answer) is answer
+
+    def let_go(self) -> None:
+        del self._taken["answer"]
 
 
 class Generation(Iterator[Chunk]):
@@ -142,12 +149,6 @@ class Generation(Iterator[Chunk]):
             raise Cancelled("this answer failed, or was closed before it began: it has no result")
         return self._answer.result
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether this thread is in the middle of a chunk: a signal handler asks."""
-        running = inspect.getgeneratorstate(self._chunks) == inspect.GEN_RUNNING
-        return running and self.reader == threading.get_ident()
-
     def cancel(self) -> None:
         """Stop soon, keeping what came; from any thread, at any time, any number of times."""
         self._answer.cancel()
@@ -158,8 +159,10 @@ class Generation(Iterator[Chunk]):
         In a signal handler that came in the middle of a chunk, it stops soon behind the handler.
         """
         self.cancel()
+        if self._answer.cancelling:  # whoever runs it may be waiting for this thread
+            return
         with self._turn:
-            if not self.interrupted:
+            if inspect.getgeneratorstate(self._chunks) != inspect.GEN_RUNNING:
                 self._chunks.close()
 
     def __enter__(self) -> Self:
@@ -201,23 +204,34 @@ class _Answer:
         self._texts: list[str] = []
         self._given = 0  # tokens handed out in chunks
         self._on_finish = on_finish
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._running = False
         self._state = threading.RLock()  # a signal handler may cancel at any point
+        self._cancelling: list[int] = []  # the threads that are in `cancel`
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
     def cancel(self) -> None:
-        with self._state:
-            self._cancelled.set()
-            if self._running:
-                self._engine.cancel.set()
+        here = threading.get_ident()
+        self._cancelling.append(here)  # before a lock is held: a handler must never miss it
+        try:
+            with self._state:
+                self._cancelled = True
+                if self._running:
+                    self._engine.cancel.set()
+        finally:
+            self._cancelling.remove(here)
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether this thread is in the middle of `cancel`, as a signal handler may find it."""
+        return threading.get_ident() in self._cancelling
 
     def run(self, handle: weakref.ref[Generation]) -> Generator[Chunk, None, None]:
         engine = self._engine
-        if not engine.lock.acquire(blocking=False):
+        if not engine.take(handle):
             raise Busy(
                 "this runtime is in the middle of another answer: let that one finish, cancel it, "
                 "or open a second runtime"
@@ -225,7 +239,6 @@ class _Answer:
         reason: FinishReason = "cancelled"
         failed = False
         try:
-            engine.running = handle
             if engine.closed:
                 raise ModelError("this runtime is closed: open another")
             with self._state:
@@ -257,19 +270,16 @@ class _Answer:
             with self._state:
                 self._running = False
                 engine.cancel.clear()
-            engine.running = None
-            engine.lock.release()
+            engine.let_go()
             try:
                 if not failed:
                     self._finish(reason)
             finally:
-                on_idle, engine.on_idle = engine.on_idle, None
-                if on_idle is not None:
-                    on_idle()
+                engine.on_idle()
 
     def _rounds(self) -> Iterator[Round]:
         engine = self._engine
-        if self._cancelled.is_set():
+        if self._cancelled:
             raise Cancelled("stopped before it began")
         for step in decode(
             engine.target,
@@ -282,7 +292,7 @@ class _Answer:
             logprobs=self._request,
         ):
             yield step
-            if self._cancelled.is_set():
+            if self._cancelled:
                 raise Cancelled("stopped between rounds")
 
     @property

@@ -1,7 +1,7 @@
 """Text in, text out: a target, its drafters and conversations over them.
 
 Invariant: one answer at a time uses a runtime's caches. A second caller gets `Busy`, never a torn
-cache, and closing is safe from any thread and any number of times.
+cache, and closing is safe from any thread, in a signal handler, and any number of times.
 """
 
 from __future__ import annotations
@@ -72,13 +72,14 @@ class Runtime:
             names = ", ".join(drafter.name for drafter in drafters)
             raise ConfigError(f"two drafters have the same name ({names}): give each its own")
         self._template = self._chat_template()
+        self._freeing = threading.RLock()  # who comes second waits for the first
+        self._first = threading.Lock()  # taken for good by whoever frees the models
         self._engine = Engine(
             CachedSession(target.session),
             target.tokenizer,
             self.drafters,
             planner or FixedPlanner(tuple(self.drafters), 3),
             cancel or CancelFlag(),
-            threading.Lock(),
         )
 
     @classmethod
@@ -244,7 +245,8 @@ class Runtime:
 
     def cancel(self) -> None:
         """Stop the running answer, from any thread; see `Generation.cancel`."""
-        running = self._engine.current
+        answer = self._engine.answer
+        running = answer() if answer is not None else None
         if running is not None:
             running.cancel()
 
@@ -254,24 +256,27 @@ class Runtime:
         In a signal handler that came in the middle of an answer, they are freed as that one ends.
         """
         engine = self._engine
+        engine.on_idle = self._free_idle
         engine.closed = True
-        running = engine.current
-        if running is not None:
-            running.close()
-        interrupted = running is not None and running.interrupted
-        if engine.lock.acquire(blocking=not interrupted):
-            try:
-                self._free()
-            finally:
-                engine.lock.release()
-        else:
-            engine.on_idle = self.close
+        while (answer := engine.answer) is not None:
+            running = answer()
+            if running is not None:
+                running.close()
+            if engine.answer is answer:  # its code was interrupted by this, or is just dropping it
+                return
+        self._free_idle()
+
+    def _free_idle(self) -> None:
+        """Free the models, unless an answer has them: then it comes here as it lets go."""
+        if self._engine.answer is None:
+            with self._freeing:
+                if self._first.acquire(blocking=False):
+                    self._free()
 
     def _free(self) -> None:
         try:
             self._on_close()
         finally:
-            self._on_close = lambda: None
             for drafter in self.drafters.values():
                 drafter.close()
             self.target.close()

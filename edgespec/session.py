@@ -63,7 +63,11 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the cache; safe to call twice."""
+        """Free the cache, from any thread; safe to call twice.
+
+        A pass of another thread is stopped and waited for. In a signal handler that came into a
+        pass, the cache is freed behind it, and the pass raises `ModelError`.
+        """
         ...
 
 

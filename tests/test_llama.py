@@ -337,6 +337,59 @@ def test_closing_waits_for_a_thread_that_reads_the_vocabulary(
     assert not closer.is_alive() and closed_within == [False]
 
 
+@pytest.mark.parametrize("during", ["llama_tokenize", "llama_token_to_piece", "llama_decode"])
+def test_what_a_signal_handler_closes_is_freed_behind_the_call(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    freed: list[str] = []
+    ours: list[Any] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        native = getattr(lib, name)
+
+        def free(handle: Any) -> None:
+            freed.extend([name] * any(handle is one for one in ours))
+            native(handle)
+
+        return free
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(lib, name, watched(name))
+    model: Any = load()
+    ours += [model.session._handle, model._native.handle]
+    call, before = getattr(lib, during), []
+
+    def interrupted(*args: Any) -> int:
+        if during != "llama_decode":  # which runs on a thread of its own
+            model.close()
+        before.extend(freed)
+        return int(call(*args))
+
+    monkeypatch.setattr(lib, during, interrupted)
+    if during == "llama_tokenize":
+        assert model.tokenizer.encode("a")
+    elif during == "llama_token_to_piece":
+        assert model.tokenizer.token_bytes(290)
+    else:
+        session = model.session
+        logits = session._logits
+        session._logits = lambda rows: (logits(rows), model.close(), before.extend(freed))[0]
+        ended: list[BaseException] = []
+
+        def use() -> None:
+            try:
+                session.forward([3, 4])
+            except ModelError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=use, daemon=True)  # would wait for itself forever
+        thread.start()
+        thread.join(60)
+        assert "is closed" in str(ended)
+    first = [] if during == "llama_decode" else ["llama_free"]  # nobody was using the context
+    assert before == first and freed == ["llama_free", "llama_model_free"]
+
+
 # ------------------------------------------------------------------------------ recurrent models
 
 
@@ -497,7 +550,7 @@ def test_closing_does_not_forget_that_the_user_cancelled(kind: str, tmp_path: Pa
         write_tiny(path)
     for cancelled in (True, False):
         session: Any = load_model(path, OPTIONS, cancel).session
-        with session._lock:  # as in the middle of a pass
+        with session._use():  # as in the middle of a pass
             thread = threading.Thread(target=session.close)
             thread.start()
             while not cancel.is_set():

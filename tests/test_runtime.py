@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
+from interrupting import Interrupted, at_each_bytecode
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime
@@ -31,7 +32,7 @@ from edgespec.errors import (
     NumericalError,
     RegistryError,
 )
-from edgespec.generation import Generation
+from edgespec.generation import Engine, Generation, _Answer
 from edgespec.opening import find_files
 from edgespec.planner import FixedPlanner
 from edgespec.registry import ModelSpec, user_models_file
@@ -40,6 +41,7 @@ from edgespec.session import CancelFlag
 from edgespec.tokenizer import decode
 
 VOCAB = 260
+CLOSED = "this runtime is closed: open another"
 LETTERS = dict.fromkeys(range(97, 123), 20.0)  # so that text is text
 
 
@@ -362,6 +364,91 @@ def test_closing_in_a_signal_handler(at: str, monkeypatch: pytest.MonkeyPatch) -
     assert target.closed and drafter.closed
     with pytest.raises(ModelError, match="this runtime is closed"):
         runtime.generate("a")
+
+
+def answered(runtime: Runtime) -> None:
+    list(runtime.generate("a", GREEDY, max_tokens=2))
+
+
+def left_in_the_middle(runtime: Runtime) -> None:
+    next(runtime.generate("a", GREEDY, max_tokens=9), None)
+
+
+def closed_in_the_middle(runtime: Runtime) -> None:
+    generation = runtime.generate("a", GREEDY, max_tokens=9)
+    next(generation, None)
+    generation.close()
+
+
+def closed_by_another_thread(runtime: Runtime) -> None:
+    generation = runtime.generate("a", GREEDY, max_tokens=9)
+    in_thread(lambda: next(generation, None)).join(20)
+    generation.close()
+
+
+def closed_with_its_runtime(runtime: Runtime) -> None:
+    generation = runtime.generate("a", GREEDY, max_tokens=9)
+    next(generation, None)
+    runtime.close()
+
+
+def cancelled_by_another_thread(runtime: Runtime) -> None:
+    generation = runtime.generate("a", GREEDY, max_tokens=4000)
+    reader = in_thread(lambda: list(generation))
+    assert runtime.passed.wait(20)  # type: ignore[attr-defined]
+    generation.cancel()
+    reader.join(20)
+    assert generation.result.finish_reason == "cancelled"
+
+
+def refused(runtime: Runtime) -> None:
+    generation = runtime.generate("a", GREEDY, max_tokens=9)
+    next(generation, None)
+    with pytest.raises(Busy):
+        next(runtime.generate("a", GREEDY), None)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        *(answered, left_in_the_middle, closed_in_the_middle, closed_by_another_thread),
+        *(closed_with_its_runtime, refused, cancelled_by_another_thread),
+    ],
+)
+def test_closing_in_a_signal_handler_at_any_bytecode(
+    use: Callable[[Runtime], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runtime, "_chat_template", lambda _: None)  # takes most of the time
+
+    def run(interrupted: Interrupted) -> None:
+        finished: list[int] = []
+        says = ""
+        model = fake_model(FakeSession(VOCAB, bias=LETTERS))
+        runtime = Runtime(model, on_close=lambda: finished.append(1))
+        target = session(runtime)
+        forward = target.forward
+
+        def open_at_every_pass(*args: Any) -> Any:
+            rows = forward(*args)
+            target._check_open()
+            runtime.passed.set()  # type: ignore[attr-defined]
+            return rows
+
+        target.forward = open_at_every_pass  # type: ignore[method-assign]
+        runtime.passed = threading.Event()  # type: ignore[attr-defined]
+        interrupted(runtime.close)
+        try:
+            use(runtime)
+        except ModelError as error:
+            says = str(error)
+        sys.settrace(None)
+        runtime.close()
+        assert target.closed and finished == [1] and says in ("", CLOSED)
+
+    where = (Generation.__next__, Generation.close, Generation.cancel, Engine.take, Engine.let_go)
+    answer = (_Answer.run, _Answer.cancel, _Answer._finish)
+    closing = (Runtime.close, Runtime._free_idle, Runtime._free)
+    assert at_each_bytecode(run, *where, *answer, *closing) > 50
 
 
 def test_closing_while_another_thread_computes() -> None:

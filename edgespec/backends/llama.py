@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from edgespec.backends.llama_device import choose_layers, gpus
 from edgespec.backends.llama_log import log, start_backend
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
+from edgespec.backends.native_use import NativeUse
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -56,19 +57,17 @@ class NativeModel:
         if not handle:
             raise ModelError(f"llama.cpp can't load {path.name}: {log.last_error()}")
         self.handle = handle
-        self.lock = threading.RLock()  # held while the vocabulary is used; a signal may close
         self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
-        self._free = weakref.finalize(self, lib.llama_model_free, handle)
-
-    @property
-    def closed(self) -> bool:
-        return not self._free.alive
+        self.contexts: set[Any] = set()  # those that aren't freed yet
+        free = partial(lib.llama_model_free, handle)
+        # Several threads may read the vocabulary at a time.
+        self.use = NativeUse(path.name, free, shared=True, needed=self.contexts)
+        weakref.finalize(self, self.use.close)
 
     def close(self) -> None:
         for session in list(self.sessions):
             session.close()
-        with self.lock:
-            self._free()
+        self.use.close()
 
 
 class LlamaSession:
@@ -120,8 +119,10 @@ class LlamaSession:
         self._tokens, self._positions, self._wanted = _batch_arrays(
             self._batch, int(params.n_batch)
         )
-        self._lock = threading.Lock()  # held while native code uses the context
-        self._free = weakref.finalize(self, _free_context, handle, self._batch, self._lock, cancel)
+        model.contexts.add(handle)
+        free = partial(_free_context, handle, self._batch, model.contexts)
+        self._use = NativeUse(name, free, stopping=cancel.stopping, then=model.use.free_closed)
+        weakref.finalize(self, self._use.close)
         if not self._memory:
             self.close()
             raise ModelError(f"{name} is an encoder, not a model that continues text")
@@ -132,8 +133,7 @@ class LlamaSession:
         """See `Session.forward`."""
         if not 1 <= num_logits <= len(tokens):
             raise ValueError(f"{num_logits} rows asked of a pass over {len(tokens)} tokens")
-        with self._lock:
-            self._check_open()
+        with self._use():
             start = self.length
             if start + len(tokens) > self.context_size:
                 raise ContextFull(
@@ -141,7 +141,9 @@ class LlamaSession:
                     "are needed: raise --ctx-size or shorten the text"
                 )
             try:
-                return self._forward(tokens, num_logits)
+                logits = self._forward(tokens, num_logits)
+                self._use.check_open()  # or the rows lie in memory that is about to be freed
+                return logits
             except BaseException:
                 self._truncate(start)
                 raise
@@ -168,8 +170,7 @@ class LlamaSession:
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
-        with self._lock:
-            self._check_open()
+        with self._use():
             if not 0 <= length <= self.length:
                 raise RollbackError(
                     f"{self.name} can't go from {self.length} back to {length} tokens"
@@ -183,8 +184,7 @@ class LlamaSession:
 
     def snapshot(self) -> bytes:
         """See `Session.snapshot`."""
-        with self._lock:
-            self._check_open()
+        with self._use():
             size = lib.llama_state_seq_get_size(self._handle, 0)
             state = (ctypes.c_uint8 * size)()
             lib.llama_state_seq_get_data(self._handle, state, size, 0)
@@ -194,8 +194,7 @@ class LlamaSession:
         """See `Session.restore`."""
         length, data = int.from_bytes(state[:8], "little"), state[8:]
         native = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        with self._lock:
-            self._check_open()
+        with self._use():
             self._truncate(0)
             done = lib.llama_state_seq_set_data(self._handle, native, len(data), 0)
             at_end = lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
@@ -208,7 +207,7 @@ class LlamaSession:
 
     def close(self) -> None:
         """See `Session.close`."""
-        self._free()
+        self._use.close()
 
     def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
         """One llama_decode; the last `rows` positions give logits."""
@@ -265,10 +264,6 @@ class LlamaSession:
         except RollbackError:
             self.can_rollback = False
         self._truncate(0)
-
-    def _check_open(self) -> None:
-        if not self._free.alive:
-            raise ModelError(f"{self.name} is closed")
 
 
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
@@ -357,12 +352,7 @@ def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:
     )
 
 
-def _free_context(handle: Any, batch: Any, lock: threading.Lock, cancel: CancelFlag) -> None:
-    if not lock.acquire(blocking=False):  # another thread is in the middle of a pass: stop it
-        with cancel.stopping():
-            lock.acquire()
-    try:
-        lib.llama_batch_free(batch)
-        lib.llama_free(handle)
-    finally:
-        lock.release()
+def _free_context(handle: Any, batch: Any, contexts: set[Any]) -> None:
+    lib.llama_batch_free(batch)
+    lib.llama_free(handle)
+    contexts.discard(handle)

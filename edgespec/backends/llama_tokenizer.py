@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
+from edgespec.backends.native_use import NativeUse
 from edgespec.errors import ModelError, ModelFormatError
 from edgespec.gguf import GGUFHeader, StringArray
 
@@ -23,11 +23,8 @@ class Native(Protocol):
     """The loaded weights, or at least their vocabulary."""
 
     handle: Any
-    lock: threading.RLock
-    """Held while the vocabulary is read, and while it is freed."""
-
-    @property
-    def closed(self) -> bool: ...
+    use: NativeUse
+    """A block of it for each time that the vocabulary is read."""
 
 
 def entries(header: GGUFHeader) -> StringArray:
@@ -130,8 +127,7 @@ class LlamaTokenizer:
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         ids = (lib.llama_token * room)()
-        with self._native.lock:
-            self._check_open()
+        with self._native.use():
             count = lib.llama_tokenize(self._vocab, data, len(data), ids, room, False, False)
         if count < 0:
             raise ModelError(f"{self.name} can't tokenize this text ({count})")
@@ -141,8 +137,7 @@ class LlamaTokenizer:
         room = 256
         while True:
             buffer = ctypes.create_string_buffer(room)
-            with self._native.lock:
-                self._check_open()
+            with self._native.use():
                 size = lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
             if size >= 0:
                 return buffer.raw[:size]
@@ -150,10 +145,6 @@ class LlamaTokenizer:
 
     def _entry(self, token: int | None) -> str:
         return "" if token is None else self._entries[token].decode("utf-8", "replace")
-
-    def _check_open(self) -> None:
-        if self._native.closed:
-            raise ModelError(f"{self.name} is closed")
 
 
 def _optional(token: int) -> int | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import onnxruntime as ort
 from edgespec import narrow
 from edgespec.backends import LoadOptions
 from edgespec.backends.native_thread import compute
+from edgespec.backends.native_use import NativeUse
 from edgespec.backends.onnx_folder import OnnxFolder, find
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
@@ -81,17 +83,15 @@ class OrtSession:
         self._chunk = _CHUNK if graph.picks_rows or self.only_last_row else self._most_rows
         self._feeds: Any = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
         self._outlet: Any = Outlet(self._binding, graph, self.vocab_size, memory)
-        self._lock = threading.Lock()  # held while native code uses the cache
+        self._use = NativeUse(name, _weakly(self._drop), stopping=cancel.stopping)
         self._signature = hashlib.sha256(repr(graph.cache).encode()).digest()[:8]
-        self._closed = False
         self._widener: Widener | None = None
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """See `Session.forward`."""
         if not 1 <= num_logits <= len(tokens):
             raise ValueError(f"{num_logits} rows asked of a pass over {len(tokens)} tokens")
-        with self._lock:
-            self._check_open()
+        with self._use():
             start = self.length
             if start + len(tokens) > self.context_size:
                 raise ContextFull(
@@ -102,7 +102,9 @@ class OrtSession:
             if ids.min() < 0 or ids.max() >= self.vocab_size:
                 raise ModelError(f"{self.name} was given an id outside its vocabulary")
             try:
-                return self._forward(ids, num_logits)
+                logits = self._forward(ids, num_logits)
+                self._use.check_open()  # or the rows lie in memory that is about to be freed
+                return logits
             except BaseException as error:
                 self._set_length(start)
                 if isinstance(error, MemoryError):
@@ -175,8 +177,7 @@ class OrtSession:
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""
-        with self._lock:
-            self._check_open()
+        with self._use():
             if not 0 <= length <= self.length:
                 raise RollbackError(
                     f"{self.name} can't go from {self.length} back to {length} tokens"
@@ -187,15 +188,13 @@ class OrtSession:
 
     def snapshot(self) -> bytes:
         """See `Session.snapshot`."""
-        with self._lock:
-            self._check_open()
+        with self._use():
             return self.length.to_bytes(8, "little") + self._signature + self.cache.read()
 
     def restore(self, state: bytes) -> None:
         """See `Session.restore`."""
         length = int.from_bytes(state[:8], "little")
-        with self._lock:
-            self._check_open()
+        with self._use():
             self._set_length(0)
             size = 16 + length * self._graph.token_bytes
             if state[8:16] != self._signature or len(state) != size or length > self.context_size:
@@ -207,24 +206,27 @@ class OrtSession:
 
     def close(self) -> None:
         """See `Session.close`."""
-        if not self._lock.acquire(blocking=False):  # another thread is in a pass: stop it
-            with self._cancel.stopping():
-                self._lock.acquire()
-        try:
-            self._closed = True
-            # All that refers to the native binding, which keeps device memory.
-            self._native = self._binding = self._feeds = self._outlet = None
-            self.cache.free()
-        finally:
-            self._lock.release()
+        self._use.close()
+
+    def _drop(self) -> None:
+        # All that refers to the native binding, which keeps device memory.
+        self._native = self._binding = self._feeds = self._outlet = None
+        self.cache.free()
 
     def _set_length(self, length: int) -> None:
         self.cache.rollback(length)
         self.length = length
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ModelError(f"{self.name} is closed")
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls it where its object still is: so that a session nobody holds is gone at once."""
+    held = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := held()) is not None:
+            found()
+
+    return call
 
 
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:

@@ -391,6 +391,32 @@ def test_closing_from_another_thread_in_the_middle_of_a_pass(native: Callable[..
         session.forward([3])
 
 
+def test_closing_in_a_signal_handler_in_the_middle_of_a_pass(native: Callable[..., Model]) -> None:
+    """The pass ends as one of a closed session does, and only then is its memory freed."""
+    model = native()
+    session: Any = model.session
+    forward, ended = session._forward, []
+
+    def interrupted(*args: Any) -> Logits:
+        rows: Logits = forward(*args)
+        model.close()
+        assert np.isfinite(rows).all()
+        return rows
+
+    def use() -> None:
+        with pytest.raises(ModelError, match="is closed"):
+            session.forward(TEXT)
+        with pytest.raises(ModelError, match="is closed"):
+            session.rollback(0)
+        ended.append(True)
+
+    session._forward = interrupted
+    thread = threading.Thread(target=use, daemon=True)  # would wait for itself forever
+    thread.start()
+    thread.join(60)
+    assert ended
+
+
 @pytest.mark.parametrize("name", ["llama", "in place", "grown"])
 def test_what_is_dropped_is_freed(name: str, tiny: Path, folders: dict[str, Path]) -> None:
     path = folders.get(name, tiny)

@@ -1,0 +1,78 @@
+"""Runs something once for each of its bytecodes, each time with a signal handler in front of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+_LONG_ENOUGH = 60.0  # seconds in which no run can still be alive unless it waits for itself
+
+Interrupted = Callable[[Callable[[], None]], None]
+"""Called with the handler, from when on it may come."""
+
+
+def at_each_bytecode(
+    run: Callable[[Interrupted], None], *where: ModuleType | FunctionType | CodeType
+) -> int:
+    """At how many bytecodes of `where` (modules, functions) the handler came.
+
+    `run` is a test of one such moment: it names the handler, does what is interrupted, and looks at
+    what came of it. As real handlers, ours runs between two bytecodes, on top of the code's own
+    frame; unlike them it can come before every single one. Fails where a run waits forever.
+    """
+    files = {one.__file__ for one in where if isinstance(one, ModuleType)}
+    codes = {one.__code__ for one in where if isinstance(one, FunctionType)}
+    point = 0
+    errors: list[BaseException] = []
+
+    def once(at: int) -> bool:
+        """Whether there was an `at`-th bytecode."""
+        handler: Callable[[], None] | None = None
+        seen = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename not in files and frame.f_code not in codes:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                seen += 1
+                if seen == at and handler is not None:
+                    try:
+                        handler()
+                    except BaseException as error:
+                        errors.append(error)
+            return trace
+
+        def interrupted(by: Callable[[], None]) -> None:
+            nonlocal handler
+            handler = by
+            sys.settrace(trace)
+
+        try:
+            run(interrupted)
+        finally:
+            sys.settrace(None)
+        return seen >= at
+
+    def every() -> None:
+        nonlocal point
+        try:
+            while once(point + 1) and not errors:
+                point += 1
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=every, daemon=True)
+    thread.start()
+    thread.join(_LONG_ENOUGH)
+    if thread.is_alive():
+        pytest.fail(f"waits for itself when interrupted before bytecode {point + 1}")
+    if errors:
+        raise errors[0]
+    return point

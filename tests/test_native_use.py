@@ -1,0 +1,107 @@
+"""Who frees native memory, and when: other threads are waited for, one's own code never."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from interrupting import at_each_bytecode
+
+from edgespec.backends import native_use
+from edgespec.backends.native_use import NativeUse
+from edgespec.errors import ModelError
+
+
+class Memory:
+    """Says when it was freed, and whether somebody was using it then."""
+
+    def __init__(self, **options: bool) -> None:
+        self.users = self.freed = 0
+        self.use = NativeUse("it", self.free, **options)  # type: ignore[arg-type]
+
+    def read(self) -> None:
+        with self.use():
+            self.users += 1
+            assert not self.freed
+            self.users -= 1
+
+    def free(self) -> None:
+        assert not self.users
+        self.freed += 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("then", ["read", "close"])
+def test_closing_at_any_point_frees_once_and_behind_the_use(shared: bool, then: str) -> None:
+    def run(interrupted: Callable[[Callable[[], None]], None]) -> None:
+        memory, says = Memory(shared=shared), ""
+        try:
+            interrupted(memory.use.close)
+            memory.read()
+            if then == "close":
+                memory.use.close()
+        except ModelError as error:
+            says = str(error)
+        memory.use.close()
+        assert memory.freed == 1 and says in ("", "it is closed")
+        with pytest.raises(ModelError):
+            memory.read()
+
+    points = at_each_bytecode(run, native_use, Memory.read)
+    assert points > 50
+
+
+def test_what_is_needed_is_freed_behind_what_needs_it() -> None:
+    needed, order = {"part"}, []
+    whole = NativeUse("whole", lambda: order.append("whole"), shared=True, needed=needed)
+
+    def free() -> None:
+        order.append("part")
+        needed.clear()
+
+    part = NativeUse("part", free, then=whole.free_closed)
+    with part():
+        part.close()
+        whole.close()
+        assert order == []
+    assert order == ["part", "whole"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_threads_use_is_waited_for(shared: bool) -> None:
+    memory = Memory(shared=shared)
+    begun, stop = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    class Stopping:
+        def __enter__(self) -> None:
+            stop.set()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    memory.use._stopping = Stopping
+
+    def reader() -> None:
+        with memory.use():
+            begun.set()
+            assert stop.wait(20)
+            seen.append(memory.freed)
+
+    thread = threading.Thread(target=reader, daemon=True)
+    thread.start()
+    assert begun.wait(20)
+    memory.use.close()
+    assert memory.freed == 1 and seen == [0]
+    thread.join(20)
+
+
+def test_what_is_shared_is_used_at_the_same_time() -> None:
+    memory = Memory(shared=True)
+    done: list[int] = []
+    with memory.use():
+        thread = threading.Thread(target=lambda: (memory.read(), done.append(1)), daemon=True)
+        thread.start()
+        thread.join(20)
+    assert done == [1]
