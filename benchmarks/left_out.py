@@ -1,12 +1,13 @@
 """What a drafter's guesses lose when the middle of an answer is left out of what it reads.
 
-    python benchmarks/left_out.py DRAFT.gguf [--read 16 32 64] [--behind 80] [--texts FILE]
+    python benchmarks/left_out.py DRAFT.gguf [--read 16 32 64] [--behind 80] [--prompt 64 128 256]
+        [--texts FILE]
 
 On recorded texts (`record_texts.py`) of one vocabulary with the drafter: the share of the next 24
 tokens that it names, having read the prompt, the answer's first four tokens and, of what follows,
 all or the newest few. Twice: once `--behind` tokens into every answer, and once behind each stretch
-of 24 tokens or more that a lookup would have copied, which is where a drafter falls behind.
-Takes some minutes.
+of 24 tokens or more that a lookup would have copied, which is where a drafter falls behind. Then of
+the first 24 tokens behind prompts of over 264, with all of the prompt read or its end alone. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from replay_texts import TEXTS, RecordedText, load
 
 from edgespec.backends import LoadOptions, load_model
 from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import FIRST, NEAR
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import CancelFlag, common_prefix
 
 NEXT = 24
+LONG = 2 * (NEAR + FIRST)  # tokens of a prompt that may be worth reading in part
 STRETCH = 24
-FIRST = 4
 
 
 def gaps(text: RecordedText, behind: int) -> Iterator[tuple[str, int, int]]:
     """Where a drafter could go on: why there, where it fell behind, and where it goes on."""
     tokens, end = text.tokens, len(text.tokens) - NEXT
+    if LONG < text.prompt < end:
+        yield f"{text.category}, behind a long prompt", FIRST, text.prompt
     if text.prompt + behind <= end:
         yield "into the answer", text.prompt + FIRST, text.prompt + behind
     lookup, sampler = LookupDrafter(), Sampler(GREEDY, 1 << 18)
@@ -50,6 +54,7 @@ def main() -> None:
     parser.add_argument("drafter")
     parser.add_argument("--read", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--behind", type=int, default=80)
+    parser.add_argument("--prompt", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--texts", type=Path, default=TEXTS)
     args = parser.parse_args()
     model = load_model(args.drafter, LoadOptions(context_size=4096), CancelFlag())
@@ -58,7 +63,7 @@ def main() -> None:
     for text in load(args.texts):
         for why, begin, at in gaps(text, args.behind):
             follows = text.tokens[at : at + NEXT]
-            for newest in (at, *args.read):
+            for newest in (at, *(args.read if begin > text.prompt else args.prompt)):
                 resume = max(begin, at - newest)
                 read = [text.tokens[:begin], text.tokens[resume:at], follows[:-1]]
                 model.session.rollback(0)

@@ -1,4 +1,5 @@
-"""Record what a drafter would guess at every position of its target's answers, for replay.
+"""Record what a drafter would guess at every position of its target's answers, for replay: having
+read all, and behind a long prompt, its end alone.
 
     python benchmarks/record_texts.py TARGET.gguf DRAFT.gguf PROMPTS.jsonl... --out TEXTS.jsonl.gz
 
@@ -21,8 +22,10 @@ import numpy as np
 from edgespec import Runtime
 from edgespec.chat import Message
 from edgespec.confidence import top2_gap
+from edgespec.drafters import Drafter
 from edgespec.planner import FixedPlanner
 from edgespec.sampling import GREEDY, Sampler
+from edgespec.session import TokenIds
 
 DEPTH = 10
 """Guesses recorded at each position."""
@@ -40,15 +43,27 @@ def record(runtime: Runtime, prompt: list[int], max_tokens: int) -> dict[str, An
     gaps = [round(top2_gap(row), 3) for row in rows]
     drafter = runtime.drafters["model"]
     sampler = Sampler(GREEDY, runtime.target.tokenizer.num_tokens)
+    drafter.begin(len(prompt))
+    recorded = {"prompt": prompt, "tokens": list(answer), "gaps": gaps}
+    shown = text[: len(prompt)]
+    if 2 * drafter.owes(shown, near=True) < drafter.owes(shown):
+        recorded["near"] = guess(drafter, text, len(prompt), sampler, near=True)
+    return {**recorded, "guesses": guess(drafter, text, len(prompt), sampler)}
+
+
+def guess(
+    drafter: Drafter, text: TokenIds, prompt: int, sampler: Sampler, near: bool = False
+) -> list[tuple[list[int], list[float]]]:
+    """Its guesses and their confidences behind each token of the answer but the last."""
     guesses: list[tuple[list[int], list[float]]] = []
-    for at in range(len(prompt) + 1, len(text)):
+    for at in range(prompt + 1, len(text)):
         if guesses and len(guesses[-1][0]) > 1 and guesses[-1][0][0] == text[at - 1]:
             ids, sure = guesses[-1]  # it was right, so it would go on as it did
             guesses.append((ids[1:], sure[1:]))
         else:
-            draft = drafter.propose(text[:at], DEPTH, sampler)
+            draft = drafter.propose(text[:at], DEPTH, sampler, near=near)
             guesses.append((list(draft.tokens), [round(c, 3) for c in draft.confidence]))
-    return {"prompt": prompt, "tokens": list(answer), "guesses": guesses, "gaps": gaps}
+    return guesses
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from edgespec.adaptive import AdaptivePlanner
 from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import left_out
+from edgespec.drafters.model import FIRST, NEAR, left_out
 from edgespec.planner import FixedPlanner, Outcome, Planner
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix
@@ -69,7 +69,8 @@ DRAFT = {1: 22.0, 2: 31.5, 3: 40.1, 4: 39.7, 8: 65.7, 16: 111.8}  # of the draft
 class RecordedText:
     """A prompt and its answer; what the drafter would guess, and how sure the target is.
 
-    Guesses (ids, confidences) and gaps are those behind the answer's first token, its second, ...
+    Guesses (ids, confidences) and gaps are those behind the answer's first token, its second, ...;
+    `near` are those of a drafter that knows the end of the prompt alone, empty for short ones.
     """
 
     category: str
@@ -77,6 +78,7 @@ class RecordedText:
     tokens: TokenIds  # prompt and answer
     guesses: Sequence[tuple[Sequence[int], Sequence[float]]]
     gaps: Sequence[float]
+    near: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
 
 
 def load(path: Path) -> list[RecordedText]:
@@ -87,7 +89,12 @@ def load(path: Path) -> list[RecordedText]:
             tokens = np.array(entry["prompt"] + entry["tokens"], np.int32)
             texts.append(
                 RecordedText(
-                    entry["category"], len(entry["prompt"]), tokens, entry["guesses"], entry["gaps"]
+                    entry["category"],
+                    len(entry["prompt"]),
+                    tokens,
+                    entry["guesses"],
+                    entry["gaps"],
+                    entry.get("near", ()),
                 )
             )
     return texts
@@ -102,17 +109,26 @@ class RecordedDrafter:
         self._game = game
         self._cached: TokenIds = np.zeros(0, np.int32)
         self._prompt = 0
+        self._knows_all = False
 
     def begin(self, length: int) -> None:
-        self._prompt = length
+        self._prompt, self._knows_all = length, False
 
     def propose(
-        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+        self,
+        tokens: TokenIds,
+        max_tokens: int,
+        sampler: Sampler,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         game = self._game
         del sampler  # its choices are recorded
-        ids, confidence = game.text.guesses[len(tokens) - game.text.prompt - 1]
-        game.spend(game.read(self.owes(tokens)))
+        game.spend(game.read(self.owes(tokens, near=near)))
+        self._knows_all = self._knows_all or not near
+        guesses = game.text.guesses if self._knows_all else game.text.near
+        ids, confidence = guesses[len(tokens) - game.text.prompt - 1]
         size, longest = 1, min(max_tokens, len(ids))
         while size < longest and (not go_on or go_on(ids[size - 1], confidence[size - 1])):
             game.spend(game.read(1))
@@ -120,9 +136,13 @@ class RecordedDrafter:
         self._cached = np.concatenate([tokens, np.array(ids[: size - 1], np.int32)])
         return Draft(tuple(ids[:size]), None, self.name, tuple(confidence[:size]))
 
-    def owes(self, tokens: TokenIds) -> int:
-        """As a `ModelDrafter` reads, whose guesses are recorded as if it had read all."""
+    def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
+        """As a `ModelDrafter` reads, its guesses as if it had read the whole answer."""
         read = min(common_prefix(self._cached, tokens), len(tokens) - 1)
+        if near and read < self._prompt and self._game.text.near:
+            read = self._prompt - FIRST - NEAR
+        elif not near and not self._knows_all and read >= self._prompt:
+            read = FIRST
         return len(tokens) - read - left_out(len(tokens) - max(read, self._prompt))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.confidence import top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter
-from edgespec.experience import Experience, judge
+from edgespec.experience import Experience, judge, view
 from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
@@ -94,8 +94,9 @@ class AdaptivePlanner:
             return NO_DRAFT
         if best.drafter.free:
             return self._guesses[best.drafter.name].as_guess(best.size)
-        go_on = choices.go_on(best.drafter.name, free, sampler)
-        draft = best.drafter.propose(tokens, min(longest, MAX_DRAWN), sampler, go_on)
+        go_on = choices.go_on(best.drafter.name, free, sampler, best.near)
+        most = min(longest, MAX_DRAWN)
+        draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
         self._copied = choices.copied
         return draft.followed_by(self._copied) if self._copied else draft
 
@@ -119,14 +120,15 @@ class AdaptivePlanner:
         expected = seconds  # with a long read, which `seconds` leaves out
         certainty = top2_gap(outcome.rows[0]) if self._known.models else 0.0
         drawn = len(draft) - draft.copied
-        asked = self._best.drafter.name if self._best is not None and draft else ""
+        best = self._best if draft else None
         if draft.copied and stood >= drawn:
             judge(self._known.match(self._copied.drafter), self._copied, came[drawn:])
-        for name, model in self._known.models.items():
-            if asked != name:
+        asked = view(best.drafter.name, best.near) if best is not None else ""
+        for key, model in self._known.models.items():
+            if best is None or asked != key:
                 model.unasked(certainty)
                 continue
-            owed = self._best.owed if self._best else 1
+            name, owed = best.drafter.name, best.owed
             seconds += self.costs.draft(name, drawn, min(2, owed), length)
             expected += self.costs.draft(name, drawn, owed, length)
             self.costs.observe_draft(name, drawn, owed, length, outcome.draft_seconds)
@@ -215,10 +217,10 @@ class AdaptivePlanner:
         self, choices: Choices, drafters: Mapping[str, Drafter], room: int
     ) -> Option | None:
         """The draft to make; None for a plain round. The best there is is `_best`, taken or not."""
-        options = []
+        options: list[Option] = []
         for name, drafter in drafters.items():
             if not drafter.free:
-                options.append(choices.asking(drafter))
+                options += choices.asking(drafter)
             elif name in self._guesses:
                 options.append(choices.taking(drafter, self._guesses[name]))
         # A long read is paid once and serves what follows: a fifth of an answer's tokens, since the

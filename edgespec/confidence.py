@@ -26,6 +26,8 @@ MATCH_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 18.5, 24.5, 32.5)
 GAP_PRIOR = (0.35, 0.42, 0.5, 0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.98)
 SIGNAL_PRIOR = (0.33, 0.35, 0.48, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98)
 MATCH_PRIOR = (0.12, 0.24, 0.32, 0.4, 0.5, 0.6, 0.7, 0.85, 0.9, 0.95, 0.97)
+OUTLOOK, NEAR_OUTLOOK = 0.7, 0.58
+"""The acceptance expected of a model's guesses, where it has read the prompt or its end alone."""
 
 _FADE = 0.97  # of an outcome's weight, for each after it of the same level and answer
 _FADE_ANSWERS = 0.95  # of an answer's weight, for each after it
@@ -108,16 +110,16 @@ class Outlook:
     _RATES = np.linspace(0.02, 0.98, 17)
     _LOG, _LOG_REST = np.log(_RATES), np.log1p(-_RATES)
 
-    _PRIOR, _CHANGE, _SETTLE = 0.7, 0.02, 0.02
+    _CHANGE, _SETTLE = 0.02, 0.02
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float = OUTLOOK) -> None:
         # Of all beliefs with this mean the widest: exponential in the rate.
         tilts = np.linspace(-8.0, 8.0, 161)
         weights = np.exp(tilts[:, None] * self._RATES)
         weights /= weights.sum(axis=1, keepdims=True)
-        self._prior = weights[np.argmin(np.abs(weights @ self._RATES - self._PRIOR))]
+        self._prior = weights[np.argmin(np.abs(weights @ self._RATES - prior))]
         self._belief = self._prior.copy()
-        self.rate = self._PRIOR
+        self.rate = prior
 
     def learn(self, stood: float, missed: float, *, tried: bool = True) -> None:
         """Take in how many guesses stood and missed; untried, how many were likely to."""

@@ -14,6 +14,7 @@ from edgespec.confidence import (
     GAP_PRIOR,
     MATCH_EDGES,
     MATCH_PRIOR,
+    NEAR_OUTLOOK,
     SIGNAL_PRIOR,
     Calibration,
     Outlook,
@@ -47,6 +48,11 @@ class ModelRates:
         self.outlook.learn(stood, stood < len(drawn))
 
 
+def view(name: str, near: bool) -> str:
+    """What a drafter's rates are kept under: near, they are others."""
+    return f"{name}, near" if near else name
+
+
 class Experience:
     """The rates of all drafters, by name: models', and free drafters' by length of match."""
 
@@ -62,11 +68,12 @@ class Experience:
             model.confidence.begin()
             model.signal.begin()
 
-    def model(self, name: str) -> ModelRates:
-        """What is known of a drafter that costs time."""
-        if name not in self.models:
-            self.models[name] = ModelRates()
-        return self.models[name]
+    def model(self, name: str, near: bool = False) -> ModelRates:
+        """What is known of a drafter that costs time, where it knows the text or its end alone."""
+        key = view(name, near)
+        if key not in self.models:
+            self.models[key] = ModelRates(outlook=Outlook(NEAR_OUTLOOK)) if near else ModelRates()
+        return self.models[key]
 
     def match(self, name: str) -> Calibration:
         """Acceptance of a free drafter's guesses by the length of their match."""
@@ -93,7 +100,7 @@ class Experience:
         for name, rates in data["matches"].items():
             self.match(str(name)).recall(rates)
         for name, known in data["models"].items():
-            model = self.model(str(name))
+            model = self.models.setdefault(str(name), ModelRates())
             model.confidence.recall(known["confidence"])
             model.signal.recall(known["signal"])
             model.outlook.recall(known["outlook"])

@@ -24,6 +24,7 @@ MAX_DRAWN = 16
 
 _MARGIN = 0.03  # a draft must promise this many tokens more than plain decoding,
 _RISK = 0.15  # and this many more for each plain round of its time, since estimates err
+_LONG = 64  # tokens to be read, from which on a drafter is asked whether it can do with less
 _SWITCH = 0.1  # tokens that copying must be worth more than drawing on
 
 
@@ -32,7 +33,8 @@ class Option:
     """A draft that could be made: tokens it would add, and its time in plain rounds.
 
     `worth` is the tokens less the price of the time and a margin; `arrears` the price of what the
-    drafter must read before it can begin, which serves the rounds that follow too.
+    drafter must read before it can begin, which serves the rounds that follow too. `near`: it does
+    with the nearest part of the text.
     """
 
     drafter: Drafter
@@ -42,6 +44,7 @@ class Option:
     worth: float
     arrears: float = 0.0
     owed: int = 0
+    near: bool = False
 
 
 class Choices:
@@ -68,11 +71,23 @@ class Choices:
             gains.append(gains[-1] + reach)
         return self._most(drafter, gains, [0.0] * len(gains))
 
-    def asking(self, drafter: Drafter) -> Option:
+    def asking(self, drafter: Drafter) -> list[Option]:
+        """The draft yet to be made that is worth most, and where the drafter can do with much less
+        reading, the one that is behind that.
+        """
+        owed = drafter.owes(self._tokens)
+        options = [self._asking(drafter, owed)]
+        if owed > _LONG:
+            least = drafter.owes(self._tokens, near=True)
+            if 2 * least < owed:
+                options.append(self._asking(drafter, least, near=True))
+        return options
+
+    def _asking(self, drafter: Drafter, owed: int, near: bool = False) -> Option:
         """The draft yet to be made that is worth most, were its length fixed beforehand."""
         name, length = drafter.name, len(self._tokens)
-        outlook = self._known.model(name).outlook.rate
-        owed = max(1, drafter.owes(self._tokens))
+        outlook = self._known.model(name, near).outlook.rate
+        owed = max(1, owed)
         usual = self._costs.seconds(name, min(2, owed), length)
         step = self._costs.seconds(name, 1, length)
         gains, reach = [0.0], 1.0
@@ -82,15 +97,17 @@ class Choices:
             gains.append(gains[-1] + reach)
         drafting = [usual + (k - 1) * step for k in range(longest + 1)]
         arrears = self._price * (self._costs.seconds(name, owed, length) - usual)
-        return self._most(drafter, gains, drafting, arrears, owed)
+        return self._most(drafter, gains, drafting, arrears, owed, near)
 
-    def go_on(self, name: str, free: Sequence[Drafter], sampler: Sampler) -> GoOn:
+    def go_on(
+        self, name: str, free: Sequence[Drafter], sampler: Sampler, near: bool = False
+    ) -> GoOn:
         """Whether a model is to draw one more, by the confidence of each token drawn so far.
 
         Where what was drawn leads into words that came before, copying those can be worth more:
         then the draft ends, and they are its continuation.
         """
-        rates = self._known.model(name)
+        rates = self._known.model(name, near)
         confidences, outlook = rates.confidence, rates.outlook.rate
         step = self._costs.seconds(name, 1, len(self._tokens))
         check, price, longest = self._check, self._price, self._longest
@@ -132,6 +149,7 @@ class Choices:
         drafting: Sequence[float],
         arrears: float = 0.0,
         owed: int = 0,
+        near: bool = False,
     ) -> Option:
         """The size that is worth most, by the tokens that each adds and its drafting's seconds."""
         check = self._check
@@ -140,4 +158,4 @@ class Choices:
         size = max(range(1, len(worths)), key=worths.__getitem__)
         time = seconds[size] / check[1]
         worth = worths[size] - _MARGIN - _RISK * time
-        return Option(drafter, size, gains[size], time, worth, arrears, owed)
+        return Option(drafter, size, gains[size], time, worth, arrears, owed, near)

@@ -197,7 +197,13 @@ class FakeDrafter:
         self._prompt = length
 
     def propose(
-        self, tokens: Array, max_tokens: int, sampler: Any, go_on: GoOn | None = None
+        self,
+        tokens: Array,
+        max_tokens: int,
+        sampler: Any,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         game = self._game
         at = game.at + len(tokens) - game.length  # another may have drafted some already
@@ -220,8 +226,8 @@ class FakeDrafter:
             tuple(int(not x) for x in right[at : at + len(confidence)]), None, self.name, confidence
         )
 
-    def owes(self, tokens: Array) -> int:
-        """As a `ModelDrafter` reads."""
+    def owes(self, tokens: Array, *, near: bool = False) -> int:
+        """As a `ModelDrafter` reads; it always wants all of a prompt."""
         read = min(self.cached, self._game.agreed)
         return max(0, len(tokens) - read - left_out(len(tokens) - max(read, self._prompt)))
 

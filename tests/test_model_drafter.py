@@ -9,7 +9,7 @@ from fakes import FakeSession, fake_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters.model import FIRST, NEWEST, ModelDrafter
+from edgespec.drafters.model import FIRST, NEAR, NEWEST, ModelDrafter
 from edgespec.errors import Cancelled
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import CancelFlag
@@ -76,6 +76,37 @@ def test_of_a_long_prompt_it_reads_the_start_and_the_newest() -> None:
     drafter.propose(tokens[:360], 1, SAMPLER)
     assert session.passes == [(FIRST + 50, 1)]
     assert session.cache == [*tokens[:FIRST], *tokens[262:300], *tokens[348:360]]
+
+
+def test_near_it_reads_the_end_of_a_prompt_and_later_all_of_it() -> None:
+    tokens = text(900)
+    end = [*tokens[:FIRST], *tokens[700 - NEAR : 700]]
+    drafter, session = begun(700)
+    assert drafter.owes(tokens[:700]) == 700
+    assert drafter.owes(tokens[:700], near=True) == FIRST + NEAR
+    drafter.propose(tokens[:700], 1, SAMPLER, near=True)
+    assert session.cache == end
+    # It goes on from there, and leaves out of the answer what it would otherwise.
+    assert drafter.owes(tokens[:710], near=True) == 10
+    drafter.propose(tokens[:800], 1, SAMPLER, near=True)
+    assert session.cache == [*end, *tokens[800 - NEWEST : 800]]
+    # Where it is to know all, it reads all but that, and then knows the end too.
+    assert drafter.owes(tokens[:800]) == 700 - FIRST + NEWEST
+    drafter.propose(tokens[:800], 1, SAMPLER)
+    assert session.cache == [*tokens[:700], *tokens[800 - NEWEST : 800]]
+    assert drafter.owes(tokens[:801], near=True) == 1
+    # What it read near an earlier answer's prompt doesn't do for a later one.
+    drafter.begin(900)
+    drafter.propose(tokens, 1, SAMPLER, near=True)
+    assert session.cache == [*tokens[:700], *tokens[800 - NEWEST :]]
+
+
+@pytest.mark.parametrize("prompt", [3, 100, FIRST + NEAR, 2 * (FIRST + NEAR)])
+def test_a_prompt_that_isnt_long_is_hardly_shorter_near(prompt: int) -> None:
+    drafter, _ = begun(prompt)
+    shown = text(prompt)
+    assert drafter.owes(shown, near=True) == min(prompt, FIRST + NEAR)
+    assert 2 * drafter.owes(shown, near=True) >= drafter.owes(shown)
 
 
 def test_a_text_cut_to_where_it_knows_little_is_read_anew() -> None:

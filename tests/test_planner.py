@@ -28,13 +28,13 @@ from simulator import (
 
 from edgespec.adaptive import MAX_LOOKAHEAD, AdaptivePlanner
 from edgespec.categorical import Categorical
-from edgespec.confidence import MATCH_EDGES, MATCH_PRIOR, Calibration, Outlook
+from edgespec.confidence import MATCH_EDGES, MATCH_PRIOR, NEAR_OUTLOOK, Calibration, Outlook
 from edgespec.costs import Costs
 from edgespec.decode import decode
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.experience import Experience
+from edgespec.experience import Experience, ModelRates
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
@@ -159,7 +159,13 @@ class Asked:
         pass
 
     def propose(
-        self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
+        self,
+        tokens: Any,
+        max_tokens: int,
+        sampler: Any,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         size = 1
         while size < max_tokens and go_on and go_on(0, 9.5):
@@ -167,7 +173,7 @@ class Asked:
         self.sizes.append(size)
         return Draft((0,) * size, None, "model", (9.5,) * size)
 
-    def owes(self, tokens: Any) -> int:
+    def owes(self, tokens: Any, *, near: bool = False) -> int:
         return self.owed
 
     def close(self) -> None:
@@ -216,6 +222,71 @@ def test_what_it_owes_and_how_much_may_follow_decide_whether_a_drafter_is_asked(
     assert bool(drafter.sizes) == asked
 
 
+class ReadsPart(Asked):
+    """A model drafter behind a long prompt, which can do with the end of it."""
+
+    def __init__(self, long: int, short: int) -> None:
+        super().__init__(long)
+        self.short, self.asked_near = short, list[bool]()
+
+    def propose(
+        self,
+        tokens: Any,
+        max_tokens: int,
+        sampler: Any,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
+    ) -> Draft:
+        self.asked_near.append(near)
+        self.owed, self.short = (self.owed, 1) if near else (1, 1)
+        return super().propose(tokens, max_tokens, sampler, go_on, near=near)
+
+    def owes(self, tokens: Any, *, near: bool = False) -> int:
+        return self.short if near else self.owed
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "near"), [(900, 132, True), (270, 132, False), (900, 600, None)]
+)
+def test_behind_a_long_prompt_a_drafter_reads_its_end_where_all_of_it_is_too_dear(
+    long: int, short: int, near: bool | None
+) -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), ReadsPart(long, short)
+    planner.begin(long)
+    planner.draft({"model": drafter}, text_of(long), 1000, Sampler(GREEDY, 4))
+    assert drafter.asked_near == ([] if near is None else [near])
+
+
+@pytest.mark.parametrize(("long", "ways"), [(40, 1), (263, 1), (265, 2)])
+def test_a_drafter_does_with_less_only_where_that_is_less_than_half(long: int, ways: int) -> None:
+    choices = Choices(quick_costs(), Experience(), 1.0, text_of(long), 31)
+    assert len(choices.asking(ReadsPart(long, min(long, 132)))) == ways
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_what_a_drafter_is_worth_is_learnt_apart_where_it_knows_the_end_alone(
+    stands: bool,
+) -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), ReadsPart(900, 132)
+    planner.begin(900)
+    for length in range(901, 1000):
+        draft = planner.draft({"model": drafter}, text_of(length), 1000, Sampler(GREEDY, 4))
+        rows = np.zeros((len(draft) + 1, 4), np.float32)
+        came = len(draft) if stands else 0
+        planner.observe(Outcome(draft, came, 3, 0.02 * len(draft), 0.15, length, rows))
+    assert all(drafter.asked_near)
+    rates = planner._known.models
+    assert (rates["model, near"].outlook.rate > 0.9) == stands
+    assert rates["model"].confidence.rate(9.5) == planner._known.model("other").confidence.rate(9.5)
+    assert (len(drafter.sizes) > 90) == stands
+    again = AdaptivePlanner(quick_costs())
+    again.recall(planner.to_json())
+    fresh, near = ModelRates(outlook=Outlook(NEAR_OUTLOOK)), again._known.model("model", near=True)
+    assert (near.outlook.rate > fresh.outlook.rate) == stands
+    assert near.outlook.rate != fresh.outlook.rate
+
+
 def test_a_parked_model_is_probed_though_a_lookup_guesses_too() -> None:
     """The lookup's bad guesses must not use up what there is for finding out about the model."""
     tokens = np.array([5, 6, 7, 8, 9, 1, 2, 3, 4] * 30, np.int32)
@@ -242,7 +313,13 @@ class Scripted(Asked):
         self.drawn, self.probs = drawn, probs
 
     def propose(
-        self, tokens: Any, max_tokens: int, sampler: Any, go_on: GoOn | None = None
+        self,
+        tokens: Any,
+        max_tokens: int,
+        sampler: Any,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         size = 1
         while (
@@ -313,7 +390,7 @@ class Counted(LookupDrafter):
 
     asked = 0
 
-    def propose(self, *args: Any) -> Draft:
+    def propose(self, *args: Any, **kwargs: Any) -> Draft:
         self.asked += 1
         return super().propose(*args)
 
@@ -342,7 +419,7 @@ def test_parked_it_looks_seldom_where_looking_is_dear(looking: float, most: int)
 class Watched(ModelDrafter):
     """Keeps what it drew."""
 
-    def propose(self, *args: Any) -> Draft:
+    def propose(self, *args: Any, **kwargs: Any) -> Draft:
         self.drawn = super().propose(*args)
         return self.drawn
 
@@ -480,7 +557,7 @@ def test_a_long_read_that_is_not_worth_it_is_named() -> None:
 
 def test_a_drafter_without_confidences_is_judged_by_what_stood() -> None:
     class Silent(Asked):
-        def propose(self, *args: Any) -> Draft:
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
             return replace(super().propose(*args), confidence=())
 
     planner, drafter = AdaptivePlanner(quick_costs()), Silent(1)
@@ -524,7 +601,7 @@ def test_what_many_short_answers_saved_for_probes_isnt_spent_at_once() -> None:
     """A prompt that is dear to read keeps the probes out of short answers."""
 
     class Reads(Asked):
-        def owes(self, tokens: Any) -> int:
+        def owes(self, tokens: Any, *, near: bool = False) -> int:
             return 1 if self.sizes else 400
 
     planner, drafter = AdaptivePlanner(quick_costs()), Reads(0)
@@ -582,7 +659,7 @@ def test_the_only_answer_of_a_run_shows_how_long_answers_are() -> None:
 
 def test_a_drafter_that_gives_no_confidence_is_judged_like_any_other() -> None:
     class Bare(LookupDrafter):
-        def propose(self, *args: Any) -> Draft:
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
             return replace(super().propose(*args), confidence=())
 
     tokens = np.array([5, 6, 7, 8, 9, 1, 2, 3, 4] * 3, np.int32)

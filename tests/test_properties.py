@@ -102,13 +102,19 @@ class Guesses:
         pass
 
     def propose(
-        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: object = None
+        self,
+        tokens: TokenIds,
+        max_tokens: int,
+        sampler: Sampler,
+        go_on: object = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         rng = np.random.default_rng((self._salt, len(tokens), int(tokens[-1])))
         size = int(rng.integers(0, max_tokens + 1))
         return Draft(tuple(rng.integers(0, V, size=size).tolist()), None, self.name)
 
-    def owes(self, length: int) -> int:
+    def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
         return 0
 
     def close(self) -> None:

@@ -34,15 +34,22 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+        self,
+        tokens: TokenIds,
+        max_tokens: int,
+        sampler: Sampler,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)).
 
-        Returns an empty draft when it has none. `go_on` can end the draft early.
+        Returns an empty draft when it has none. `go_on` can end the draft early. `near`: that it
+        knows the nearest part of the text is enough, where it can do with less.
         """
         ...
 
-    def owes(self, tokens: TokenIds) -> int:
+    def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
         """How many of the committed `tokens` it would have to read before its first guess."""
         ...
 

@@ -44,7 +44,13 @@ class LookupDrafter:
         """Nothing: prompts and answers are one text."""
 
     def propose(
-        self, tokens: TokenIds, max_tokens: int, sampler: Sampler, go_on: GoOn | None = None
+        self,
+        tokens: TokenIds,
+        max_tokens: int,
+        sampler: Sampler,
+        go_on: GoOn | None = None,
+        *,
+        near: bool = False,
     ) -> Draft:
         """See `Drafter.propose`; the confidence is the length of the match, counting guesses.
 
@@ -64,7 +70,7 @@ class LookupDrafter:
             confidence[0] = 1.0
         return Draft(tuple(followed), None, self.name, tuple(confidence))
 
-    def owes(self, tokens: TokenIds) -> int:
+    def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
         """Nothing: what it missed costs some ten microseconds a token to index."""
         return 0
 
