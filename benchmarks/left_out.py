@@ -7,7 +7,8 @@ On recorded texts (`record_texts.py`) of one vocabulary with the drafter: the sh
 tokens that it names, having read the prompt, the answer's first four tokens and, of what follows,
 all or the newest few. Twice: once `--behind` tokens into every answer, and once behind each stretch
 of 24 tokens or more that a lookup would have copied, which is where a drafter falls behind. Then of
-the first 24 tokens behind prompts of over 264, with all of the prompt read or its end alone. Takes some minutes.
+the first 24 tokens behind prompts of over 264, with all of the prompt read or its end alone. Takes
+some minutes.
 """
 
 from __future__ import annotations
