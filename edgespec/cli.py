@@ -11,13 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from edgespec import __version__
-from edgespec.commands import bench, chat, draft, export, models, pull, run, tune, verify
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 
-COMMANDS = (chat, run, verify, tune, bench, draft, export, pull, models)
+COMMANDS = ("chat", "run", "verify", "tune", "bench", "draft", "export", "pull", "models")
+"""Each is a module of `edgespec.commands` that can `add` itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     try:
         try:
-            args = _parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            args = _parser(words).parse_args(words)
         except SystemExit:  # after --help, for one
             sys.stdout.flush()
             raise
@@ -69,15 +71,17 @@ def _drop_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """What reads these words: the command that they begin with, or else all there are."""
     parser = argparse.ArgumentParser(
         prog="edgespec",
         description="Run language models faster, with the same output, by speculative decoding.",
     )
     parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
+    # Making the options of all commands takes longer than all else that a command begins with.
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        import_module(f"edgespec.commands.{name}").add(commands)
     return parser
 
 

@@ -23,6 +23,7 @@ from edgespec.platform import expanded
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import check_same_tokens
+from edgespec.units import human_bytes
 
 AUTO: Literal["auto"] = "auto"
 """The lookahead that the planner chooses, round by round, from measured costs."""
@@ -123,7 +124,7 @@ def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
     if not fetch:
         lacks = "wasn't compared with its SHA-256 yet" if here else "isn't on this machine"
         raise ModelError(f"{spec.name} {lacks}: run `edgespec pull {spec.name}`")
-    size = sources.human_bytes(spec.size_bytes)
+    size = human_bytes(spec.size_bytes)
     report(
         f"comparing {spec.name} with its SHA-256" if here else f"downloading {spec.name}, {size}"
     )

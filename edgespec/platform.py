@@ -6,7 +6,6 @@ plain default and no error. A path that a person wrote is the one thing refused 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sys
@@ -84,6 +83,8 @@ def total_memory() -> int | None:
 
 
 def _windows_memory() -> int | None:
+    import ctypes
+
     class Status(ctypes.Structure):
         _fields_ = [
             ("length", ctypes.c_ulong),
@@ -110,6 +111,8 @@ def resident_memory() -> int | None:
 
 
 def _windows_working_set() -> int | None:
+    import ctypes
+
     class Counters(ctypes.Structure):
         _fields_ = [
             ("size", ctypes.c_ulong),
@@ -128,6 +131,8 @@ def _windows_working_set() -> int | None:
 
 def _mac_resident() -> int | None:
     """By `proc_pidinfo` with PROC_PIDTASKINFO (4), whose second field is the resident size."""
+    import ctypes
+
     info = (ctypes.c_uint64 * 12)()
     size = ctypes.CDLL(None).proc_pidinfo(os.getpid(), 4, ctypes.c_uint64(0), info, 96)
     return int(info[1]) if size == 96 else None
@@ -198,6 +203,8 @@ def config_dir() -> Path:
 
 def c_function(name: str) -> int:
     """The address of a function of the C library."""
+    import ctypes
+
     library = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 

@@ -199,13 +199,16 @@ def _model(table: Table) -> ModelSpec:
     model_format = table.get("format", str)
     if model_format not in ("gguf", "onnx"):
         raise table.error(f'"format" must be "gguf" or "onnx", not "{model_format}"', "format")
-    on_disk = size_on_disk(local) if local else 0
+    if local is not None and "size_bytes" not in table.data:
+        size_bytes = size_on_disk(local)  # which may walk through a folder
+    else:
+        size_bytes = table.positive("size_bytes")
     return ModelSpec(
         name=table.name,
         source=source,
         format=cast('Literal["gguf", "onnx"]', model_format),
         licence=table.get("licence", str, "unknown" if local else ...),
-        size_bytes=table.positive("size_bytes", on_disk if local else ...),
+        size_bytes=size_bytes,
         sha256=sha256 and sha256.lower(),
         untested=table.get("untested", bool, False),
     )

@@ -104,10 +104,10 @@ class Table:
             raise self.error(f'"{key}" must be {kinds.get(kind, f"a {kind.__name__}")}', key)
         return value
 
-    def positive(self, key: str, default: Any = ...) -> int:
+    def positive(self, key: str) -> int:
         """Like `get`, for a whole number above 0."""
-        value = self.get(key, int, default)
-        if key in self.data and value <= 0:
+        value = self.get(key, int)
+        if value <= 0:
             raise self.error(f'"{key}" must be more than 0', key)
         return value
 

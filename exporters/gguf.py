@@ -28,7 +28,7 @@ from edgespec.exporters.gguf_tokenizer import Words, add_values, read_words
 from edgespec.exporters.gguf_vocabulary import Vocabulary, read_vocabulary
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import Stage, refuse_existing, stage
-from edgespec.fetch.sources import human_bytes
+from edgespec.units import human_bytes
 
 _TOOLS = ("gguf", "numpy", "llama-cpp-python", "tokenizers", "sentencepiece", "transformers")
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
-from edgespec.fetch.sources import human_bytes
 from edgespec.platform import total_memory
+from edgespec.units import human_bytes
 
 
 def why_not(checkpoint: Checkpoint) -> str | None:

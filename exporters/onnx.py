@@ -25,7 +25,7 @@ from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
-from edgespec.fetch.sources import human_bytes
+from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
     from edgespec.exporters.onnx_reference import Behind

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.errors import EdgespecError, ExportError
-from edgespec.fetch.sources import free_bytes, human_bytes
+from edgespec.fetch.sources import free_bytes
 from edgespec.platform import lock_file
+from edgespec.units import human_bytes
 
 MANIFEST_SUFFIX = ".manifest.json"
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module may import from the rows above its own, and from its own row. Packages count as one.
 ORDER = [
-    "errors options not_gguf",
+    "errors options units not_gguf",
     "registry tomlfile metrics session tokenizer platform terminal gguf categorical narrow",
     "fetch chat text noise penalties",
     "sampling",

@@ -28,7 +28,7 @@ from tui_fakes import (
 
 from edgespec.errors import ModelError
 from edgespec.tui import items
-from edgespec.tui.conversing import _SOON
+from edgespec.tui.conversing import _SOON, TICK, until_next_look
 from edgespec.tui.messages import Choice, DownloadEnded, Failed, Finished, Preferences
 from edgespec.tui.pairs import list_pairs
 from edgespec.tui.screens.download import DownloadScreen
@@ -45,10 +45,8 @@ def burst(s: Stage, *keys: str) -> None:
         s.app.post_message(events.Key(key, character))
 
 
-def rare_looks(monkeypatch: Any) -> None:
-    """The app looks for events once a minute."""
-    monkeypatch.setattr("edgespec.tui.conversing.SHARE", 1e-9)
-    monkeypatch.setattr("edgespec.tui.conversing._LONGEST_TICK", 60.0)
+RARELY = 60.0
+"""Seconds between two looks at the events where a test has looks of its own."""
 
 
 async def loaded(pilot: Pilot[None], s: Stage) -> None:
@@ -567,8 +565,7 @@ def test_an_answer_that_ended_since_the_last_look_is_kept_whole(
     stores = store(tmp_path)
     assert stores.history is not None
     stores.history.begin().put(0, Turn("other", "yes", "end"))
-    rare_looks(monkeypatch)
-    s = stage(stores=stores)
+    s = stage(stores=stores, tick=RARELY)
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await loaded(pilot, s)
@@ -1091,9 +1088,23 @@ def test_help_is_closed_with_a_click() -> None:
     drive(stage(), body, (80, 24))
 
 
-def test_a_stop_shows_at_once_however_long_drawing_takes(monkeypatch: Any) -> None:
-    rare_looks(monkeypatch)
+def test_looks_get_rarer_the_longer_drawing_takes() -> None:
+    assert [until_next_look(used) for used in (0.0, 0.02, 9.0)] == [TICK, 0.5, 1.0]
+    assert until_next_look(0.0, RARELY) == RARELY
 
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        delays: list[float] = []
+        s.app.set_timer = lambda delay, *_: delays.append(delay)  # type: ignore[method-assign]
+        for total in (0.02, 0.05):
+            s.app._spent = lambda total=total: total  # type: ignore[misc]
+            s.app._tick()
+        assert delays == pytest.approx([0.5, 0.75])
+
+    drive(stage(), body)
+
+
+def test_a_stop_shows_at_once_however_long_drawing_takes() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await loaded(pilot, s)
         await say(pilot, "go")
@@ -1102,4 +1113,4 @@ def test_a_stop_shows_at_once_however_long_drawing_takes(monkeypatch: Any) -> No
         await until(lambda: not s.app.busy, pilot)
         assert len(s.app.talk.turns) == 1 and max(_SOON) < 0.2
 
-    drive(stage(held=True), body)
+    drive(stage(held=True, tick=RARELY), body)

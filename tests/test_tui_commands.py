@@ -348,7 +348,7 @@ def test_the_palette_never_writes_over_a_message(empty: bool) -> None:
         await pilot.press(*"top_k", "space", *"4o", "enter")
         await until(lambda: "whole number" in notices(s.app) and on_top("AskText")(s), pilot)
         await pilot.press("end", "backspace", "2", "enter")
-        await until(lambda: on_top("Screen")(s), pilot)
+        await until(lambda: on_top("ChatScreen")(s), pilot)
         await until(lambda: s.app.settings.top_k == 42, pilot)
         assert s.app.composer.text == "half a mess"
 
@@ -376,7 +376,7 @@ def test_the_settings_form_says_how_they_are_kept() -> None:
         await until(lambda: on_top("SettingsScreen")(s), pilot)
         await pilot.pause(0.1)
         await pilot.press("end", "5", "enter")
-        await until(lambda: on_top("Screen")(s), pilot)
+        await until(lambda: on_top("ChatScreen")(s), pilot)
         await until(lambda: s.app.settings.temperature == 0.75, pilot)
         assert "/save keeps them" in notices(s.app)
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from edgespec.tui import writer as writer_module
 from edgespec.tui.claim import Claim
-from edgespec.tui.history import History, HistoryError, NotSaved
+from edgespec.tui.history import History, HistoryError
 from edgespec.tui.messages import DrafterFigures, Figures, Turn
 from edgespec.tui.records import Mark, Placed, decode, encode, title_of
 from edgespec.tui.replay import last_mark, replay
+from edgespec.tui.writer import NotSaved
 
 FIGURES = Figures(
     turn=3,

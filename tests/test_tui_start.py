@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -59,16 +60,51 @@ def test_where_the_chat_is_line_by_line(
     assert word in reason and bool(reason) == bool(word)
 
 
-def test_nothing_heavy_is_imported_before_the_first_picture() -> None:
-    script = (
-        "import sys; from edgespec.tui.app import ChatApp; from edgespec.tui.bridge import Bridge\n"
-        "from edgespec.tui.history import History; "
-        "from edgespec.tui.settings_file import SettingsFile\n"
-        "print({'numpy', 'llama_cpp', 'jinja2', 'huggingface_hub', 'pygments', 'markdown_it'}"
-        " & sys.modules.keys())"
+EARLY = """
+    cli commands commands.chat commands.shared errors options platform terminal tomlfile tui tui.app
+    tui.bridge tui.charts tui.claim tui.commands tui.conversing tui.document tui.doing tui.files
+    tui.history tui.items tui.lines tui.markdown tui.messages tui.palette tui.panel tui.saving
+    tui.settings tui.settings_file tui.showing tui.shown tui.talk tui.themes tui.widgets
+    tui.widgets.board tui.widgets.composer tui.widgets.scrolled tui.widgets.search
+    tui.widgets.suggestions tui.widgets.transcript units
+"""
+"""What the chat may import of edgespec before its first picture: each module more makes all starts
+slower, so what a later step alone needs is imported there.
+"""
+
+HEAVY = "huggingface_hub jinja2 llama_cpp markdown_it numpy onnxruntime pygments tokenizers"
+
+FIRST_PICTURE = """
+import json, sys
+import edgespec.terminal
+from edgespec.cli import main
+from edgespec.tui.app import ChatApp
+
+async def start(app):
+    found.extend(sys.modules)
+    app.exit()
+
+found, run = [], ChatApp.run
+edgespec.terminal.line_chat_reason = lambda environment: ""
+ChatApp._start = start
+ChatApp.run = lambda app: run(app, headless=True)
+assert main(["chat", "--target", "x.gguf"]) == 0
+print(json.dumps(found))
+"""
+
+
+def test_nothing_that_can_wait_is_imported_before_the_first_picture(tmp_path: Path) -> None:
+    saved = 'panel = true\n[pairs."x.gguf"]\ntemperature = 0.5\n'
+    (tmp_path / "settings.toml").write_text(saved, encoding="utf-8")
+    env = os.environ | {"EDGESPEC_CONFIG": str(tmp_path), "EDGESPEC_DATA": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_PICTURE], capture_output=True, text=True, env=env, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    found = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "textual" in found and not set(HEAVY.split()) & found
+    own = {name.removeprefix("edgespec.") for name in found if name.startswith("edgespec.")}
+    assert own <= set(EARLY.split())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -238,10 +238,12 @@ def stage(
     choice: Choice | None = None,
     fetcher: Callable[..., None] = lambda pair, told: None,
     remember: str = "",
+    tick: float = 0.1,
 ) -> Stage:
     """An app that isn't running yet.
 
-    `held`: rounds wait for `allow`; `loading`: the load waits for `opening`.
+    `held`: rounds wait for `allow`; `loading`: the load waits for `opening`; `tick`: seconds from
+    one look at the events to the next, whatever drawing takes.
     """
     clock = Clock()
     opening = threading.Event()
@@ -265,6 +267,8 @@ def stage(
         stores or Stores(),
         preferences or Preferences(),
         remember=remember,
+        tick=tick,
+        spent=lambda: 0.0,
         clock=clock,
         wall_clock=clock,
     )

@@ -42,6 +42,12 @@ _PATIENCE = 0.5
 """Seconds that leaving waits for models that are computing or loading."""
 
 
+class ChatScreen(Screen[None]):
+    """Where the person is asked nothing but to write."""
+
+    AUTO_FOCUS = "Composer"
+
+
 class ChatApp(Doing):
     """The chat."""
 
@@ -74,10 +80,30 @@ class ChatApp(Doing):
         self.suggestions = Suggestions()
         self.search = SearchBar()
         self._match = 0
-        self._dressed = False
         self.failure = ""
+        self._wear(self.preferences.theme)
 
     # --------------------------------------------------------------------------------- its parts
+
+    def _wear(self, theme: str) -> None:
+        """Begin with a theme (our dark one where it isn't known).
+
+        Setting it later would have every style read and applied once more.
+        """
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.set_reactive(ChatApp.theme, theme if theme in self.available_themes else DARK.name)
+        worn = self.current_theme
+        self.set_class(True, f"-theme-{worn.name}", update=False)
+        self.set_class(worn.dark, "-dark-mode", update=False)
+        self.set_class(not worn.dark, "-light-mode", update=False)
+        self._refresh_truecolor_filter(self.ansi_theme)
+        self.stylesheet.set_variables(self.get_css_variables())
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The screen that is always there, laid out for the terminal as it is."""
+        looks = self._looks(self.size.width)
+        return ChatScreen(id="_default", classes=" ".join(name for name in looks if looks[name]))
 
     def compose(self) -> ComposeResult:
         """The screen, from top to bottom."""
@@ -96,19 +122,12 @@ class ChatApp(Doing):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Dress, show, and only then begin to load."""
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        known = self.preferences.theme in self.available_themes
-        self.theme = self.preferences.theme if known else DARK.name
+        """Show, and only then begin to load."""
         self.bar.say(one_line(self.choice.label), "loading")
-        self._lay_out(self.size.width)
-        self.composer.focus()
         for name in ("SIGTERM", "SIGHUP"):
             if hasattr(signal, name):
                 with suppress(NotImplementedError, RuntimeError, ValueError):
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
-        self._dressed = True
         self.call_after_refresh(self._start)
 
     async def _start(self) -> None:
@@ -123,7 +142,7 @@ class ChatApp(Doing):
 
     def watch_theme(self, name: str) -> None:
         """A theme that was chosen is there the next time."""
-        if self._dressed and name != self.preferences.theme:
+        if name != self.preferences.theme:
             self.prefer(theme=name)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -131,11 +150,13 @@ class ChatApp(Doing):
         self._lay_out(event.size.width)
 
     def _lay_out(self, width: int) -> None:
-        screen = self.screen_stack[0]
-        screen.set_class(width >= _WIDE, "wide")
-        screen.set_class(width < _WIDE, "narrow")
-        screen.set_class(self.preferences.panel, "panel")
-        screen.set_class(self.preferences.tokens, "tokens")
+        for name, has in self._looks(width).items():
+            self.screen_stack[0].set_class(has, name)
+
+    def _looks(self, width: int) -> dict[str, bool]:
+        """The screen's classes, as the stylesheet has them."""
+        wide, shown = width >= _WIDE, self.preferences
+        return {"wide": wide, "narrow": not wide, "panel": shown.panel, "tokens": shown.tokens}
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys of the chat rest while another screen is open; "stop" shows when it has a use."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from queue import SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,6 @@ from edgespec.tui.messages import (
     Started,
     Streamed,
 )
-from edgespec.tui.meter import Meter, Pieces
-from edgespec.tui.settings import sampling
 
 if TYPE_CHECKING:
     from edgespec.registry import ModelSpec
@@ -258,6 +255,8 @@ class Bridge:
     def _stream(self, runtime: Runtime, ask: Ask) -> None:
         from edgespec.chat import Message
         from edgespec.logprobs import LogprobsRequest
+        from edgespec.tui.meter import Meter, Pieces
+        from edgespec.tui.settings import sampling
 
         turn = ask.turn
         conversation = runtime.conversation(ask.settings.system or None)
@@ -311,9 +310,9 @@ class Bridge:
         try:
             self._bring(pair, told, check)
         except Cancelled:
-            ended = replace(ended, cancelled=True)
+            ended = ended._replace(cancelled=True)
         except Exception as error:
-            ended = replace(ended, error=_sentence(error))
+            ended = ended._replace(error=_sentence(error))
         self._downloads.pop(pair, None)
         self._events.append(ended)
 

@@ -5,13 +5,11 @@ Invariant: every action has a row here, so whatever a key does can be typed and 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command; the app does it in `command_NAME`, or `action_NAME` where it takes no words.
 
     `words` is what may follow, as the help shows it; `keys` is a key that does the same; `lines`:
@@ -70,6 +68,8 @@ def parse(line: str) -> tuple[Command | None, str, str]:
     command = _BY_NAME.get(name.lower())
     if command is not None:
         return command, "".join(rest).strip(), ""
+    import difflib
+
     close = difflib.get_close_matches(name.lower(), list(_BY_NAME), n=1)
     hint = f"did you mean /{close[0]}?" if close else "/help lists what there is."
     return None, "", f"There is no command /{name}: {hint} A space before it sends it as a message."

@@ -26,15 +26,16 @@ from edgespec.tui.messages import (
     Streamed,
     Turn,
 )
-from edgespec.tui.panel import bytes_of, caption
+from edgespec.tui.panel import caption
 from edgespec.tui.showing import Showing, Stores, count
 from edgespec.tui.shown import one_line
 from edgespec.tui.widgets.composer import BUSY, IDLE
+from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from edgespec.tui.history import Writer
+    from edgespec.tui.writer import Writer
 
 __all__ = ["Conversing", "Stores"]
 
@@ -47,6 +48,11 @@ _SOON = (0.05, 0.1, 0.18)
 """Seconds after a stop at which to look, whatever drawing took: a stop must be seen at once."""
 
 
+def until_next_look(used: float, tick: float = TICK) -> float:
+    """Seconds until the app looks for events again, where drawing took `used` seconds of late."""
+    return max(tick, min(_LONGEST_TICK, used / SHARE))
+
+
 def as_written(question: str) -> str:
     """A question as it is written to be asked: behind a space where it looks like a command."""
     return f" {question}" if commands.is_command(question.strip("\n")) else question
@@ -55,8 +61,18 @@ def as_written(question: str) -> str:
 class Conversing(Showing):
     """The chat's state and what events do to it."""
 
-    def __init__(self, *args: Any, remember: str = "", **options: Any) -> None:
-        """`remember`: the pair that was named, to begin with the next time too."""
+    def __init__(
+        self,
+        *args: Any,
+        remember: str = "",
+        tick: float = TICK,
+        spent: Callable[[], float] = thread_time,
+        **options: Any,
+    ) -> None:
+        """`remember`: the pair that was named, to begin with the next time too.
+
+        `tick`: see `TICK`; `spent`: seconds of a processor that drawing took until now.
+        """
         super().__init__(*args, **options)
         self._load = -1
         self._loading = True
@@ -66,6 +82,7 @@ class Conversing(Showing):
         self._waiting: items.Question | None = None
         self.draft = ""  # what was being written when an earlier question took its place
         self._shown_busy = True
+        self._pace, self._spent = tick, spent
         self._used = 0.0
         self._ticking = False
 
@@ -74,7 +91,7 @@ class Conversing(Showing):
     def start_ticking(self) -> None:
         """Look for events from now on."""
         self._ticking = True
-        self._used = thread_time()
+        self._used = self._spent()
         self._tick()
 
     def _tick(self) -> None:
@@ -84,8 +101,8 @@ class Conversing(Showing):
         self._drain()
         self._take_saved(self.note)
         self._take_written()
-        used, self._used = thread_time() - self._used, thread_time()
-        self.set_timer(min(_LONGEST_TICK, max(TICK, used / SHARE)), self._tick)
+        before, self._used = self._used, self._spent()
+        self.set_timer(until_next_look(self._used - before, self._pace), self._tick)
 
     def _drain(self) -> None:
         if self._ticking and self.is_running:
@@ -128,9 +145,9 @@ class Conversing(Showing):
             case Downloading():
                 if self._loading and event.pair == (self.choice.pair or ""):
                     total = event.total_bytes
-                    of = f" of {bytes_of(total)}" if total else ""
-                    done = f"downloading {one_line(event.model)}: {bytes_of(event.done_bytes)}{of}"
-                    self._say(f"{done} · Esc stops it")
+                    of = f" of {human_bytes(total)}" if total else ""
+                    what, done = one_line(event.model), human_bytes(event.done_bytes)
+                    self._say(f"downloading {what}: {done}{of} · Esc stops it")
         for screen in tuple(self.screen_stack):  # the one it is for may have another on top
             handle = getattr(screen, "handle", None)
             if handle is not None:

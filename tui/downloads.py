@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from edgespec.fetch.sources import human_bytes
 from edgespec.tui.messages import Downloading
+from edgespec.units import human_bytes
 
 _WINDOW_S = 5.0
 """Seconds over which the speed is a mean."""

@@ -6,7 +6,6 @@ Invariant: whatever fails, the file that was there is still there.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -18,6 +17,8 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 
     Raises OSError.
     """
+    import secrets
+
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")

@@ -19,18 +19,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from edgespec.errors import EdgespecError
 from edgespec.platform import data_dir
 from edgespec.terminal import printable
 from edgespec.tui.claim import Claim
-from edgespec.tui.messages import Turn
-from edgespec.tui.replay import Replay, last_mark, replay
 from edgespec.tui.saving import Saving
-from edgespec.tui.writer import NotSaved, Writer, new_id
 
-__all__ = ["History", "HistoryError", "NotSaved", "Opened", "Summary", "Writer"]
+if TYPE_CHECKING:
+    from edgespec.tui.messages import Turn
+    from edgespec.tui.replay import Replay
+    from edgespec.tui.writer import Writer
 
 _ID = re.compile(r"[0-9A-Za-z._-]+")
 
@@ -82,6 +83,8 @@ class History:
 
     def begin(self) -> Writer:
         """A new conversation; its file begins with its first turn."""
+        from edgespec.tui.writer import new_id
+
         return self._writer(new_id(self._clock()))
 
     def list(self) -> list[Summary]:
@@ -103,6 +106,8 @@ class History:
         return self._read(conversation_id)
 
     def _read(self, conversation_id: str) -> Replay:
+        from edgespec.tui.replay import replay
+
         path = self.path(conversation_id)
         try:
             with path.open("rb") as file:
@@ -199,6 +204,8 @@ class History:
     def _writer(
         self, conversation_id: str, found: Replay | None = None, claim: Claim | None = None
     ) -> Writer:
+        from edgespec.tui.writer import Writer
+
         writer = Writer(
             self.folder,
             conversation_id,
@@ -237,6 +244,8 @@ class History:
 
 def _summary(path: Path) -> Summary | None:
     """None for a file that holds nothing, or went away."""
+    from edgespec.tui.replay import last_mark
+
     try:
         stat = path.stat()
         if stat.st_size == 0:

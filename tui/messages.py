@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
 """Where a token came from; the words of `edgespec.decode.Origin`."""
@@ -22,8 +22,7 @@ Lookahead = int | Literal["auto"]
 # ------------------------------------------------------------------------------ what is asked for
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What to load: a pair of the registry by name, or a target's file. Neither: the default."""
 
     pair: str | None = None
@@ -90,8 +89,7 @@ class Turn:
 # ------------------------------------------------------------------------- what the bridge reports
 
 
-@dataclass(frozen=True)
-class DrafterFigures:
+class DrafterFigures(NamedTuple):
     """One drafter's part in an answer."""
 
     name: str
@@ -145,8 +143,7 @@ class Figures:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One token of an answer: its text, where it came from and, where kept, its probability.
 
     The text is empty where the token ends inside a character, which comes with a later one.
@@ -157,16 +154,14 @@ class Piece:
     probability: float | None = None
 
 
-@dataclass(frozen=True)
-class Loading:
+class Loading(NamedTuple):
     """A pair is being loaded; `what` is a sentence on what is being waited for."""
 
     load: int
     what: str
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One pass of the measurement of a new pair: kind is "check" or a drafter's name."""
 
     load: int
@@ -175,8 +170,7 @@ class Measured:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A pair is ready; `notes` are sentences the person should read.
 
     `drafters` are names, with what each runs on where that isn't `device`.
@@ -191,8 +185,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class LoadFailed:
+class LoadFailed(NamedTuple):
     """A pair couldn't be loaded. What was loaded before it is gone. Empty `error`: cancelled."""
 
     load: int
@@ -200,8 +193,7 @@ class LoadFailed:
     error: str
 
 
-@dataclass(frozen=True)
-class Downloading:
+class Downloading(NamedTuple):
     """Bytes of one model of a pair; may begin again at 0, as unpacking follows downloading."""
 
     pair: str
@@ -210,8 +202,7 @@ class Downloading:
     total_bytes: int | None
 
 
-@dataclass(frozen=True)
-class DownloadEnded:
+class DownloadEnded(NamedTuple):
     """A pair's models are all here; or `error` says why not; or it was cancelled."""
 
     pair: str
@@ -219,16 +210,14 @@ class DownloadEnded:
     cancelled: bool = False
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """An answer is under way; `notes` are sentences about its prompt."""
 
     turn: int
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Streamed:
+class Streamed(NamedTuple):
     """New text of an answer, and the tokens that made it."""
 
     turn: int
@@ -236,8 +225,7 @@ class Streamed:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """An answer ended by itself, at a limit, or because it was stopped.
 
     `text` is the whole of it; continued answers include what was there before.
@@ -249,8 +237,7 @@ class Finished:
     figures: Figures
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """An answer that can't be given; one sentence says why."""
 
     turn: int
@@ -264,8 +251,7 @@ Event = (
 """All that a bridge reports."""
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """A question for the bridge.
 
     Attributes:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.fetch import is_here
-from edgespec.fetch.sources import human_bytes
+from edgespec.fetch import is_here, lost
 from edgespec.gguf import read_header
-from edgespec.registry import FileSource, ModelSpec, PairSpec, Registry
+from edgespec.registry import ModelSpec, PairSpec, Registry
 from edgespec.terminal import printable
 from edgespec.tui.messages import Choice
+from edgespec.units import human_bytes
 
 _OVERHEAD_BYTES = 400_000_000
 """Cache and working buffers of a model whose needs nobody wrote down; as the registry reckons."""
@@ -127,11 +127,6 @@ def _of_pair(
     here: Callable[[ModelSpec], bool],
 ) -> PairInfo:
     missing = [model for model in pair.models if not here(model)]
-    lost = next((model for model in missing if isinstance(model.source, FileSource)), None)
-    problem = ""
-    if lost is not None:
-        assert isinstance(lost.source, FileSource)
-        problem = f"{lost.name} should be at {lost.source.path}, but there is no such file."
     return PairInfo(
         choice=Choice(pair=pair.name),
         description=pair.description,
@@ -142,7 +137,7 @@ def _of_pair(
         memory_bytes=pair.memory_bytes,
         licences=pair.licences,
         too_big=too_big(pair.memory_bytes, memory_bytes),
-        problem=problem,
+        problem=lost(missing),
         untested=pair.untested,
         default=default,
     )

@@ -14,6 +14,7 @@ from textual.content import Content
 from edgespec.tui import charts
 from edgespec.tui.messages import DrafterFigures, Figures, Turn
 from edgespec.tui.shown import one_line
+from edgespec.units import human_bytes
 
 _GAP = 3  # cells between columns
 _BARS = 8  # lines of lengths, the last for all longer ones
@@ -34,7 +35,7 @@ def short(figures: Figures, width: int) -> Content:
     if figures.context_size:
         known.append(f"context {figures.context_used}/{figures.context_size}")
     if figures.memory_bytes:
-        known.append(bytes_of(figures.memory_bytes))
+        known.append(human_bytes(figures.memory_bytes))
     parts: list[str] = []
     for part in known:
         if len(" · ".join([*parts, part])) <= width:
@@ -129,11 +130,6 @@ def _beside(stacks: Sequence[Sequence[Content]], room: int) -> list[Content]:
             row += cell if last else cell.pad_right(room + _GAP - cell.cell_length)
         rows.append(row)
     return rows
-
-
-def bytes_of(count: int) -> str:
-    """Bytes as people read them; `fetch` has this too, but loads the network's modules with it."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _sections(
@@ -252,7 +248,7 @@ def _machine_section(figures: Figures, width: int) -> list[Content]:
         lines.append(_pair("context", f"{figures.context_used} of {figures.context_size}", width))
         lines.append(Content.styled(charts.bar(share, width).rstrip() or " ", "graph"))
     if figures.memory_bytes:
-        lines.append(_pair("memory", bytes_of(figures.memory_bytes), width))
+        lines.append(_pair("memory", human_bytes(figures.memory_bytes), width))
     return lines
 
 

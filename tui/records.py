@@ -121,7 +121,7 @@ def turn_as_json(turn: Turn) -> dict[str, Any]:
         data["figures"] = _without_defaults(turn.figures)
         data["figures"].pop("turn", None)  # it numbers answers of one window only
         if turn.figures.drafters:
-            data["figures"]["drafters"] = [vars(drafter) for drafter in turn.figures.drafters]
+            data["figures"]["drafters"] = [drafter._asdict() for drafter in turn.figures.drafters]
     return data
 
 

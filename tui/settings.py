@@ -6,13 +6,12 @@ Invariant: settings that went through `checked`, `with_text` or `with_preset` ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.errors import ConfigError
 from edgespec.terminal import printable
-from edgespec.tomlfile import near
 from edgespec.tui.messages import Settings
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ PRESET_HELP: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A setting as people see it: `kind` is what it holds, and `optional` may be left open."""
 
     key: str
@@ -104,6 +102,8 @@ def with_text(settings: Settings, key: str, text: str) -> Settings:
     """The settings with one changed, as a person writes it. Raises ConfigError: one sentence."""
     key = key.strip().replace("-", "_")
     if key not in BY_KEY:
+        from edgespec.tomlfile import near
+
         raise ConfigError(f'there is no setting "{printable(key)}"' + near(key, BY_KEY))
     return checked(replace(settings, **{key: _from_text(BY_KEY[key], text)}))
 

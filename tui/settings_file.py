@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ConfigError
 from edgespec.platform import config_dir
 from edgespec.terminal import printable
-from edgespec.tomlfile import Document, Table
 from edgespec.tui.claim import Claim
 from edgespec.tui.files import write_whole
 from edgespec.tui.messages import Preferences, Settings
 from edgespec.tui.settings import BY_KEY, FIELDS, Field, checked
+
+if TYPE_CHECKING:
+    from edgespec.tomlfile import Document, Table
 
 _HEAD = "# edgespec writes this file: change values as you like; comments of yours aren't kept.\n\n"
 
@@ -37,8 +39,9 @@ class SettingsFile:
         return self._read().pairs.get(pair, Settings())
 
     def preferences(self) -> Preferences:
-        """What holds for every pair. Raises ConfigError."""
-        self._seen = self._read().preferences
+        """What holds for every pair; what is saved for pairs isn't checked. Raises ConfigError."""
+        document = self._document()
+        self._seen = Preferences() if document is None else _preferences(document)
         return self._seen
 
     def files(self) -> tuple[str, ...]:
@@ -77,9 +80,15 @@ class SettingsFile:
     # ----------------------------------------------------------------------------------- the file
 
     def _read(self) -> _Contents:
+        document = self._document()
+        return _Contents({}, Preferences(), ()) if document is None else _contents(document)
+
+    def _document(self) -> Document | None:
         if not self.path.exists():
-            return _Contents({}, Preferences(), ())
-        return _contents(Document(self.path))
+            return None
+        from edgespec.tomlfile import Document
+
+        return Document(self.path)
 
     @contextmanager
     def _changing(self) -> Iterator[_Contents]:
@@ -119,16 +128,21 @@ class _Contents:
     files: tuple[str, ...]
 
 
-def _contents(document: Document) -> _Contents:
+def _preferences(document: Document) -> Preferences:
     top = document.top
     kept = [field.name for field in fields(Preferences)]
     top.refuse_unknown((*kept, "files", "pairs"))
     values: dict[str, Any] = {}
     for field in fields(Preferences):
         values[field.name] = top.get(field.name, type(field.default), field.default)
+    return Preferences(**values)
+
+
+def _contents(document: Document) -> _Contents:
+    top, preferences = document.top, _preferences(document)
     files = _texts(top, "files") if "files" in top.data else ()
     pairs = {name: _settings(table) for name, table in document.tables("pairs")}
-    return _Contents(pairs, Preferences(**values), files)
+    return _Contents(pairs, preferences, files)
 
 
 def _settings(table: Table) -> Settings:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
 
     from edgespec.tui.bridge import Bridge
-    from edgespec.tui.history import History, Writer
+    from edgespec.tui.history import History
     from edgespec.tui.settings_file import SettingsFile
+    from edgespec.tui.writer import Writer
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")

@@ -112,12 +112,13 @@ def _newly_named(args: argparse.Namespace, preferences: Preferences) -> str:
 
 def _choice(args: argparse.Namespace, preferences: Preferences) -> Choice:
     """What was named; else the pair that was chosen last, or the default one."""
-    from edgespec.registry import load_registry
     from edgespec.tui.messages import Choice
 
     choice = Choice(pair_name(args), args.target)
     if choice.pair is not None or choice.target is not None:
         return choice
+    from edgespec.registry import load_registry
+
     registry = load_registry()
     last = preferences.last_pair
     return Choice(last if last in registry.pairs else registry.default.name)

@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.commands.progress import shown
     from edgespec.exporters.draft import make, open_source
     from edgespec.exporters.staging import refuse_existing
-    from edgespec.fetch.sources import human_bytes
     from edgespec.trial import table, verdict
+    from edgespec.units import human_bytes
 
     source: Path = args.source or args.target
     opened = open_source(source)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.registry import ModelSpec, PairSpec
+    from edgespec.registry import ModelSpec
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,12 +20,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
-    from edgespec.fetch import human_bytes, is_here
+    from edgespec.fetch import is_here, lost
     from edgespec.registry import load_registry
+    from edgespec.units import human_bytes
 
     registry = load_registry()
-    here = {
-        pair.name: all(is_here(spec) for spec in pair.models) for pair in registry.pairs.values()
+    missing = {
+        pair.name: [spec for spec in pair.models if not is_here(spec)]
+        for pair in registry.pairs.values()
     }
     if args.json:
         rows = [
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
                 "memory_bytes": pair.memory_bytes,
                 "licences": pair.licences,
                 "drafters": [_name(drafter) for drafter in pair.drafters],
-                "here": here[pair.name],
+                "here": not missing[pair.name],
                 "untested": pair.untested,
                 "default": pair is registry.default,
             }
@@ -46,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     table = [("PAIR", "DOWNLOAD", "MEMORY", "LICENCE", "DRAFTERS", "STATE")]
     for pair in registry.pairs.values():
-        state = ["here" if here[pair.name] else "missing" if _lost(pair) else "to download"]
+        lacks = missing[pair.name]
+        state = ["missing" if lost(lacks) else "to download" if lacks else "here"]
         state += ["untested"] * pair.untested + ["default"] * (pair is registry.default)
         table.append(
             (
@@ -64,14 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print("  ".join(cells).rstrip())
     print("untested: taken from its publisher's page, never run by us", file=sys.stderr)
     return 0
-
-
-def _lost(pair: PairSpec) -> bool:
-    """Whether a file that nothing can download isn't where the models file says."""
-    from edgespec.fetch import is_here
-    from edgespec.registry import FileSource
-
-    return any(isinstance(m.source, FileSource) and not is_here(m) for m in pair.models)
 
 
 def _name(drafter: ModelSpec | str) -> str:

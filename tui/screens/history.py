@@ -20,7 +20,6 @@ from textual.content import Content
 from textual.widgets import Footer, Input, OptionList, Rule, Static
 
 from edgespec.errors import EdgespecError
-from edgespec.fetch.sources import human_bytes
 from edgespec.tui.export import AlreadyThere, export, file_name
 from edgespec.tui.history import History, Summary
 from edgespec.tui.messages import Event, Failed, Finished
@@ -28,6 +27,7 @@ from edgespec.tui.screens.ask import AskText, Confirm
 from edgespec.tui.screens.dates import stamp, when
 from edgespec.tui.screens.sheet import Cell, Heading, Rows, Sheet, row
 from edgespec.tui.shown import one_line, shown
+from edgespec.units import human_bytes
 
 _NONE = "No conversation yet: each one is kept here, turn by turn."
 

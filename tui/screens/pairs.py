@@ -17,7 +17,6 @@ from textual.content import Content
 from textual.widgets import Footer, OptionList, Rule, Static
 
 from edgespec.errors import EdgespecError
-from edgespec.fetch.sources import human_bytes
 from edgespec.platform import total_memory
 from edgespec.tui.messages import Choice
 from edgespec.tui.pairs import PairInfo, check_file, list_pairs
@@ -25,6 +24,7 @@ from edgespec.tui.screens.ask import AskText, Confirm
 from edgespec.tui.screens.download import Downloads, DownloadScreen
 from edgespec.tui.screens.sheet import Cell, Heading, Rows, Sheet, row
 from edgespec.tui.shown import one_line, shown
+from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
     from edgespec.tui.settings_file import SettingsFile

@@ -35,7 +35,8 @@ ORIGINS = {
 class Board(Widget):
     """Draws what `contents` gives for its size."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"board--{name}" for name in STYLES}
+    # Each costs time at every start, so a board has those alone that its lines name.
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"board--label", "board--value"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,6 +93,8 @@ class FiguresLine(Board):
 
 class FiguresPanel(Board):
     """All figures of the answer, with charts."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"board--heading", "board--graph"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,6 +155,8 @@ class TextLine(Board):
 
 class TokenLine(Board):
     """What is known of the token that is pointed at; else what the looks of tokens mean."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"board--token-{name}" for name in ORIGINS}
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from textual import events
 from textual.content import Content
@@ -20,6 +21,8 @@ _MOST = 8
 
 class Suggestions(Board):
     """A few lines, one of them marked. `moved`: the person chose which."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"board--heading"}
 
     @dataclass
     class Clicked(Message):
