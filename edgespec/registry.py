@@ -215,9 +215,10 @@ def _model(table: Table) -> ModelSpec:
 
 
 # What may lie beside a graph and is no part of it. Weights have names of any kind.
-_NO_WEIGHTS = frozenset(
-    (".gguf", ".jinja", ".json", ".md", ".model", ".part", ".py", ".safetensors", ".txt")
-)
+_NO_WEIGHTS = frozenset((
+    ".gguf", ".html", ".jinja", ".json", ".jsonl", ".log", ".md", ".model", ".part", ".py",
+    ".safetensors", ".txt",
+))  # fmt: skip
 
 
 def graph_files(graph: Path) -> list[Path]:

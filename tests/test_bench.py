@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from fakes import FakeSession, fake_model
+from rich.cells import cell_len
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, cli, platform
@@ -34,6 +36,7 @@ from edgespec.bench import (
     record,
     report,
     stats,
+    summary,
     svg,
     table,
 )
@@ -80,16 +83,23 @@ def sides(runtime: Runtime) -> list[RuntimeSide]:
 
 
 def test_sides_take_turns_evenly() -> None:
-    """Over a cycle each stands equally often at every place, and before each of the others."""
-    for count in (2, 3, 5):
+    """Over a cycle each stands equally often at every place, before each of the others, and right
+    behind it. After fewer trials no side was more than once more often at a place than another.
+    """
+    for count in (2, 3, 4, 5, 6):
         names = list(range(count))
         orders = [order(names, i) for i in range(2 * count)]  # type: ignore[arg-type]
         for place in range(count):
             assert sorted(o[place] for o in orders) == sorted(2 * names)
+            for trials in range(2 * count):
+                there = [o[place] for o in orders[:trials]]
+                often = [there.count(name) for name in names]
+                assert max(often) - min(often) <= 1, (count, trials)
         for a in names:
             for b in names:
                 before = sum(o.index(a) < o.index(b) for o in orders)
-                assert a == b or before == count
+                behind = sum((a, b) in pairwise(o) for o in orders)
+                assert a == b or (before, behind) == (count, 2)
 
 
 def test_every_answer_begins_from_nothing(tmp_path: Path) -> None:
@@ -423,23 +433,26 @@ def test_results_are_taken_together_only_where_they_belong_together(tmp_path: Pa
     def keep(name: str, pair: Pair) -> Path:
         with Writer(tmp_path / name) as writer:
             writer.append(pair)
-            writer.append(Costs("p", "t", "target", 256, {"1": [0.1]}))
-            writer.append(Trial("p", "line 1", "c", 0, 0, 3, "now", answers))
-            writer.append(Trial("p", "context 9", "context", 0, 0, 9, "now", answers, 9))
+            writer.append(Costs("p", "t", "target", 256, {"1": [float(len(name))]}))
+            writer.append(Trial("p", "line 1", "c", 0, 0, 3, name, answers))
+            writer.append(Trial("p", "context 9", "context", 0, 0, 9, name, answers, 9))
         return tmp_path / name
 
     first = keep("one", one)
     same = files.read([first, keep("same", replace(one, sides=["plain", "x/y"]))])
     assert same.pairs["p"].sides == ["plain", "x/y"] and same.pairs["p"].settings == settings
-    assert same.costs == [Costs("p", "t", "target", 256, {"1": [0.1, 0.1]})]
-    assert [t.prompt for t in same.trials] == ["line 1", "context 9"] * 2
+    assert same.costs == [Costs("p", "t", "target", 256, {"1": [3.0, 4.0]})]
+    assert [(t.prompt, t.repeat) for t in same.trials] == [
+        ("line 1", 0), ("context 9", 0), ("line 1", 0), ("context 9", 1),
+    ]  # fmt: skip
     others = settings | {"prompts": "mine", "prompts_sha256": "2"}
-    second = keep("two", replace(one, settings=others, peers={"other": {"v": "9"}}))
-    both = files.read([first, second, first])
+    second = keep("second", replace(one, settings=others, peers={"other": {"v": "9"}}))
+    both = files.read([first, second, first / files.FILE])
     assert both.pairs["p"].settings["prompts"] == "human-eval + mine"
     assert set(both.pairs["p"].peers) == {"it", "other"}
     names = [t.prompt for t in both.trials if t.context is None]
-    assert names[0] == names[2] != names[1]  # the same name, but another prompt
+    assert len(names) == len(set(names)) == 2  # the same name, but another prompt
+    assert both.costs[0].seconds == {"1": [3.0, 6.0]}  # what is named twice counts once
     for i, (changed, says) in enumerate((
         (replace(one, target={"sha256": "u"}), "the target is t in one file and u in another"),
         (replace(one, drafters=[]), "a drafter"),
@@ -451,6 +464,30 @@ def test_results_are_taken_together_only_where_they_belong_together(tmp_path: Pa
     )):  # fmt: skip
         with pytest.raises(ConfigError, match=says):
             files.read([first, keep(f"x{i}", changed)])
+
+
+def test_conditions_that_nothing_was_answered_under_stop_no_report(tmp_path: Path) -> None:
+    """As where a measurement went on with another version before its first trial was done."""
+    one = Pair("p", {"sha256": "t"}, [], {"code": "new"}, ["plain"])
+    stale = [replace(one, settings={"code": "old"}), Costs("p", "t", "target", 256, {"1": [9.0]})]
+    answers = [Answer("plain", [1], "", "length", 0.1, 0.1)]
+
+    def keep(name: str, *records: record.Record) -> Path:
+        with Writer(tmp_path / name) as writer:
+            for entry in records:
+                writer.append(entry)
+        return tmp_path / name
+
+    first = keep("first", one, Trial("p", "a", "c", 0, 0, 3, "1", answers))
+    costs = Costs("p", "t", "target", 256, {"1": [1.0]})
+    later = keep("later", *stale, one, costs, Trial("p", "a", "c", 0, 0, 3, "2", answers))
+    for paths in ([first, later], [later, first]):
+        found = files.read(paths)
+        assert found.pairs == {"p": one} and found.costs == [costs]
+        assert sorted(trial.ended for trial in found.trials) == ["1", "2"]
+    begun = keep("begun", *stale)
+    assert files.read([first, begun]).costs == []
+    assert files.read([begun]).pairs["p"].settings == {"code": "old"}
 
 
 def test_a_measurement_goes_on_only_with_the_same_code_and_peers(tmp_path: Path) -> None:
@@ -669,6 +706,42 @@ def test_many_sides_are_told_apart_and_stay_in_the_picture() -> None:
     assert len({svg.colour(series) for series in range(-1, 18)}) == 19
 
 
+def test_long_and_wide_names_leave_room_for_the_scale() -> None:
+    names = ["x" * 60 + ":3", "x" * 60 + ":6", "模型" * 20]
+    slow, fast = stats.ratio_interval([-0.7, -0.69]), stats.ratio_interval([0.69, 0.7])
+    assert slow and fast
+    note = "9.0 tok/s, " + "y" * 90
+    rows = {"类" * 80: {names[0]: (slow, note), names[1]: (fast, note), names[2]: (fast, "")}}
+    speeds = {name: {256: stats.Spread(9.0, 8.0, 10.0)} for name in names}
+    split = summary.Split(0.1, 0.1, 0.1, 0.1, 2.0)
+    pictures = [
+        charts.intervals("", rows, names, "plain"),
+        charts.accepted_lengths({"类" * 80: dict.fromkeys(names, 2.5)}, names),
+        charts.time_split(dict.fromkeys(names, split)),
+        charts.lengths(speeds),
+    ]
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        shown = [element for element in root if element.tag == "text"]
+        places = [
+            (float(e.attrib["x"]), e.get("text-anchor"), svg.text_width(e.text or ""))
+            for e in shown
+        ]
+        assert all(x + width <= svg.WIDTH for x, anchor, width in places if anchor == "start")
+        assert all(x - width >= 0 for x, anchor, width in places if anchor == "end")
+        sides = {e.text for e in shown if (e.text or "").startswith(("xx", "模"))}
+        assert len(sides) == len(names)  # still told apart
+        for bar in root.iter("rect"):
+            assert float(bar.attrib["width"]) > 0
+    root = ElementTree.fromstring(pictures[0])
+    one, two, _ = (float(dot.attrib["cx"]) for dot in root if dot.tag == "circle")
+    assert two - one > 150
+    named = [e for e in root if (e.text or "").startswith(("xx", "模"))]
+    assert max(float(e.attrib["x"]) + svg.text_width(e.text or "") for e in named) < one
+    columns = list(table._columns([("A", "B"), ("模型", "x"), ("abcd", "y")]))
+    assert [cell_len(line) for line in columns] == [7, 7, 7]
+
+
 def test_the_speed_over_length_has_each_peer_at_its_best(tmp_path: Path) -> None:
     results = many(tmp_path)
     for trial in results.trials:
@@ -825,6 +898,10 @@ def test_a_measurement_from_the_command_line(
         (["--peer", __file__, "--peer", __file__ + ":fast"], 1, "two --peer are called test-bench"),
         (["--report", __file__], 1, "line 1, is no result of edgespec bench"),
         (["--report", os.devnull], 1, "holds no results of edgespec bench"),
+        (["--compare", "a", "b", "--report", "c"], 1, "give one of them"),
+        (["smollm2", "--report", __file__], 1, "leave out smollm2, or --report"),
+        (["--report", __file__, "--tokens", "5"], 1, "leave out --tokens, or --report"),
+        (["--compare", "a", "b", "--peer", "x.py"], 1, "leave out --peer, or --compare"),
     ],
 )
 def test_what_makes_no_sense(
@@ -832,6 +909,24 @@ def test_what_makes_no_sense(
 ) -> None:
     got, out, err = in_process(capsys, "bench", "--out", tmp_path / "o", *args)
     assert (got, out) == (code, "") and says in err
+
+
+def test_a_report_takes_the_place_of_no_other_measurements(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runtime, *_ = fake_runtime()
+    for name in ("edgespec-bench", "other"):
+        with Writer(tmp_path / name) as writer:
+            writer.append(Pair("pair", {"name": "x", "sha256": "0"}, [], {}, ["plain"]))
+            measure(runtime, sides(runtime), Plan("pair", plan().prompts[:1], 4), writer)
+    page = tmp_path / "edgespec-bench" / "report.html"
+    code, shown, err = in_process(capsys, "bench", "--report", "other")
+    assert (code, shown) == (1, "") and "edgespec-bench holds another measurement" in err
+    assert not page.exists()
+    assert in_process(capsys, "bench", "--report", "other", "--out", "o")[0] == 0
+    assert in_process(capsys, "bench", "--report", "other", "edgespec-bench")[0] == 0
+    assert page.exists()
 
 
 def test_costs_are_measured_anew_for_each_measurement(
@@ -928,6 +1023,19 @@ def test_graphs_of_one_folder_are_models_of_their_own(tmp_path: Path) -> None:
         assert (identity.identity(one)["sha256"] != before) == belongs, file
 
 
+def test_all_weights_of_a_graph_alone_in_its_folder_count(tmp_path: Path) -> None:
+    """A graph names its weights as it likes; what a measurement leaves there is no part of it."""
+    folder = onnx_files(tmp_path / "m", "model.onnx", "weights.bin", "tokenizer.json")
+    for name, belongs in (
+        ("weights.bin", True), ("results.jsonl", False), ("report.html", False),
+        ("llama_server.log", False),
+    ):  # fmt: skip
+        before = identity.identity(folder)["sha256"]
+        with (folder / name).open("ab") as opened:
+            opened.write(b"more")
+        assert (identity.identity(folder)["sha256"] != before) == belongs, name
+
+
 def test_a_model_is_named_wherever_one_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -986,6 +1094,42 @@ def test_peers_are_given_paths_that_lead_to_a_whole_model(
         (pair,) = writer.results.pairs.values()
     assert asked[0]["target"] == str(tmp_path / "a.gguf")
     assert pair.peers["it"]["script"] == identity.script_hash(tmp_path / "it.py")
+
+
+def test_peers_and_results_are_told_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(gpu: str) -> Runtime:
+        runtime, *_ = fake_runtime()
+        runtime.target.details.update(device="GPU", gpu_layers="999", gpus=gpu)
+        drafter = runtime.drafters["model"]
+        assert isinstance(drafter, ModelDrafter)
+        drafter.model.details.update(device="GPU", gpus=gpu)
+        return runtime
+
+    asked: list[dict[str, Any]] = []
+    real = Peer.ask
+    monkeypatch.setattr(Peer, "ask", lambda peer, it: (asked.append(it), real(peer, it))[1])
+    write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "it.py").write_text(PEER, encoding="utf-8")
+    one, two = prompts.Prompt("p", "c", ("Hi.",)), prompts.Prompt("q", "c", ("Ho.",))
+    options = driver.Options(
+        prompts.PromptSet("x", "0", (one, two)), lookaheads=[1], max_tokens=2,
+        environments=tmp_path, peers=[(tmp_path / "it.py", ["plain"])],
+    )  # fmt: skip
+    (named,) = named_pairs([], str(tmp_path / "a.gguf"), [])
+
+    def run(writer: Writer, gpu: str) -> None:
+        monkeypatch.setattr(driver, "_open", lambda *_: opened(gpu))
+        driver.run_pair(named, options, writer, lambda _: None, lambda *_: None)
+
+    with Writer(tmp_path / "o") as writer:
+        run(writer, "CUDA0: one")
+        (pair,) = writer.results.pairs.values()
+        with pytest.raises(ConfigError, match="gpus was CUDA0: one, is CUDA0: other"):
+            run(writer, "CUDA0: other")
+    assert (asked[0]["device"], asked[0]["gpu_layers"]) == ("GPU", 999)
+    assert pair.settings["drafter_devices"] == ["GPU: CUDA0: one"]
 
 
 def test_a_peers_script_and_what_it_imports_are_hashed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "benchmarks" / "peers"
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a script, as it is found when it runs."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    names = ("common", "ort_genai", "llama_server", "llama_server_binary")
+    names = [path.stem for path in SCRIPTS.glob("*.py")]
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
@@ -118,6 +118,8 @@ def test_servers_start_when_asked_and_make_room(
             "target": str(tmp_path / "t.gguf"),
             "drafters": [str(tmp_path / "d.gguf")],
             "stop_ids": [0],
+            "device": "CPU, 2 threads",
+            "gpu_layers": 0,
             "settings": ["plain", "draft-3", "ngram-mod"],
         }
     )
@@ -162,16 +164,19 @@ def test_what_a_server_is_told(
     monkeypatch.setattr(peer, "versions", lambda *_: {})
     request = {
         "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [],
-        "settings": [setting],
+        "settings": [setting], "device": "GPU", "gpu_layers": 7,
     }  # fmt: skip
-    assert peer.load(request).settings == [setting]  # it is offered
     lib = ModuleType("xllamacpp")
 
     class Params:
         def __init__(self) -> None:
             cpus = SimpleNamespace(n_threads=0)
             draft = SimpleNamespace(
-                mparams=SimpleNamespace(path=None), n_max=None, cpuparams=cpus, cpuparams_batch=cpus
+                mparams=SimpleNamespace(path=None),
+                n_max=None,
+                n_gpu_layers=None,
+                cpuparams=cpus,
+                cpuparams_batch=cpus,
             )
             self.model = SimpleNamespace(path=None)
             self.cpuparams = self.cpuparams_batch = cpus
@@ -185,10 +190,64 @@ def test_what_a_server_is_told(
     lib.common_speculative_type = Kinds()  # type: ignore[attr-defined]
     lib.Server = lambda params: params  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "xllamacpp", lib)
+    kinds = [0]  # GGML_BACKEND_DEVICE_TYPE_CPU
+    lib.get_device_info = lambda: [{"type": kind} for kind in kinds]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="this peer runs on the CPU alone"):
+        peer.load(request)
+    kinds.append(1)
+    assert peer.load(request).settings == [setting]  # it is offered
     params = peer._start(request, setting)
+    assert params.n_gpu_layers == 7 and params.speculative.draft.n_gpu_layers == (width and 7)
     assert params.speculative.types == types
     assert params.speculative.draft.n_max == width
     assert params.speculative.draft.mparams.path == (width and "d.gguf")
+
+
+def test_a_server_is_asked_greedily(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GGUF file may bring sampling of its own, which the server takes where it isn't told."""
+    peer = script("llama_server")
+    asked: list[dict[str, Any]] = []
+    timings = {"prompt_ms": 1, "predicted_ms": 1, "predicted_n": 1}
+    reply = {"tokens": [5], "content": "a", "stop_type": "limit", "timings": timings}
+    monkeypatch.setattr(peer, "_post", lambda url, data: (asked.append(data), reply)[1])
+    started = SimpleNamespace(listening_address="http://x")
+    server = peer.Server({"settings": ["plain"], "stop_ids": []}, lambda *_: started)
+    assert server.answer("plain", [1, 2], 1)["tokens"] == [5]
+    (data,) = asked
+    assert data["samplers"] == ["top_k", "temperature"]
+    assert (data["top_k"], data["temperature"], data["mirostat"]) == (1, 0.0, 0)
+    assert data["repeat_penalty"] == 1.0
+    assert data["presence_penalty"] == data["frequency_penalty"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["ort_genai", "transformers_generate"])
+def test_a_program_without_a_gpu_is_refused_beside_one(script: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="alone, and edgespec's target on CUDA: --device cpu"):
+        script(name).Models({"device": "CUDA", "gpu_layers": 0})
+
+
+def test_llama_cpp_python_has_the_targets_layers(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = script("llama_cpp_python")
+    lib, drafts = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    gpu = [False]
+    lib.Llama = lambda path, **options: (path, options)  # type: ignore[attr-defined]
+    lib.llama_supports_gpu_offload = lambda: gpu[0]  # type: ignore[attr-defined]
+    drafts.LlamaPromptLookupDecoding = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", drafts)
+    monkeypatch.setattr(peer, "versions", lambda *_: {})
+    request = {
+        "target": "t.gguf", "drafters": [], "threads": 2, "context": 64, "stop_ids": [],
+        "settings": ["plain"], "device": "CPU, 2 threads", "gpu_layers": 0,
+    }  # fmt: skip
+    assert peer.Models(request)._models["plain"][1]["n_gpu_layers"] == 0
+    request |= {"device": "GPU", "gpu_layers": 999}
+    with pytest.raises(ValueError, match="runs on the CPU alone"):
+        peer.Models(request)
+    gpu[0] = True
+    assert peer.Models(request)._models["plain"][1]["n_gpu_layers"] == 999
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(
@@ -237,6 +296,9 @@ class Handler(BaseHTTPRequestHandler):
 
 if "--version" in sys.argv:
     print("version: 7 (abc)", file=sys.stderr)
+elif "--list-devices" in sys.argv:
+    print("Available devices:")
+    print(open("{folder}/devices").read())
 else:
     open("{folder}/told.json", "w").write(json.dumps(sys.argv[1:]))
     HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
@@ -254,7 +316,7 @@ def test_a_server_of_ones_own_build(
     peer = script("llama_server_binary")
     request = {
         "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [9],
-        "settings": ["ngram-simple+draft-3"],
+        "settings": ["ngram-simple+draft-3"], "device": "CPU, 2 threads", "gpu_layers": 0,
     }  # fmt: skip
     details = peer.load(request).details
     assert details["versions"] == {"llama-server": "version: 7 (abc)"}
@@ -265,7 +327,16 @@ def test_a_server_of_ones_own_build(
     assert (answer["tokens"], answer["finish_reason"], answer["rounds"]) == ([5, 6], "end", 1)
     told = " ".join(json.loads((tmp_path / "told.json").read_text()))
     assert "--spec-type ngram-simple,draft-simple" in told
-    assert "--spec-draft-model d.gguf --spec-draft-n-max 3" in told
+    assert "--spec-draft-model d.gguf --spec-draft-n-max 3 --spec-draft-ngl 0" in told
+    assert "--n-gpu-layers 0" in told
+    on_gpu = {**request, "device": "GPU", "gpu_layers": 9}
+    devices = tmp_path / "devices"
+    for seen in ("  (none)", "  BLAS: OpenBLAS (0 MiB, 0 MiB free)"):
+        devices.write_text(seen)
+        with pytest.raises(ValueError, match="runs on the CPU alone"):
+            peer.load(on_gpu)
+    devices.write_text("  CUDA0: A GPU (two, new) (24576 MiB, 20000 MiB free)")
+    assert peer.load(on_gpu).settings == ["ngram-simple+draft-3"]
     for running in server._servers.values():
         running._process.kill()
         running._process.wait()

@@ -2,8 +2,9 @@
 
 A script calls `main(requirements, load)`. `SCRIPT --make FOLDER` makes a virtual environment there,
 if it isn't there yet, and prints its Python; `SCRIPT --serve`, run by that Python, reads requests.
-The first is {target, drafters, threads, context, stop_ids, settings}; `load` gets it and gives back
-the peer. Then each {setting, ids, max_tokens} is answered greedily, from an empty cache.
+The first is {target, drafters, threads, context, device, gpu_layers, stop_ids, settings}; `load`
+gets it and gives back the peer. Then each {setting, ids, max_tokens} is answered greedily, from an
+empty cache.
 
 This file runs in other programs' environments: it imports the standard library alone.
 """
@@ -125,6 +126,21 @@ def chosen(request: Request, settings: Sequence[str]) -> list[str]:
     if unknown:
         raise ValueError(f"no setting {unknown[0]!r}; there are {', '.join(settings)}")
     return list(wanted)
+
+
+def layers_on_gpu(request: Request, has_gpu: Callable[[], bool] = lambda: False) -> int:
+    """How many layers go to the GPU: as many as edgespec's target has there.
+
+    `has_gpu` says whether this program can use one. Raises ValueError where edgespec's target runs
+    on what it can't use.
+    """
+    device = str(request["device"])
+    if not device.startswith("CPU") and not has_gpu():
+        raise ValueError(
+            f"this peer runs on the CPU alone, and edgespec's target on {device}: --device cpu has "
+            "both there"
+        )
+    return int(request["gpu_layers"])
 
 
 def serve(load: Callable[[Request], Peer]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import Answer, Request, Timed, chosen, main, versions
+from common import Answer, Request, Timed, chosen, layers_on_gpu, main, versions
 
 REQUIREMENTS = ["llama-cpp-python"]
 
@@ -34,7 +34,7 @@ class Models:
 
 
 def _open(request: Request, setting: str) -> Any:
-    from llama_cpp import Llama
+    from llama_cpp import Llama, llama_supports_gpu_offload
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     draft = None
@@ -43,6 +43,7 @@ def _open(request: Request, setting: str) -> Any:
     return Llama(
         request["target"],
         n_ctx=request["context"],
+        n_gpu_layers=layers_on_gpu(request, llama_supports_gpu_offload),
         n_threads=request["threads"],
         n_threads_batch=request["threads"],
         draft_model=draft,

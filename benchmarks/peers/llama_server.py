@@ -20,7 +20,7 @@ from typing import Any
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
-from common import Answer, Request, chosen, main, versions
+from common import Answer, Request, chosen, layers_on_gpu, main, versions
 
 REQUIREMENTS = ["xllamacpp"]
 NGRAMS = ("ngram-simple", "ngram-mod")
@@ -33,6 +33,7 @@ def load(request: Request) -> Servers | Server:
     """All settings, or in a process below that, the one that it is for."""
     if request.get("alone"):
         return Server(request, _start)
+    layers_on_gpu(request, _has_gpu)
     return Servers(request, {"versions": versions("xllamacpp")})
 
 
@@ -134,8 +135,14 @@ class Server:
             {
                 "prompt": ids,
                 "n_predict": max_tokens,
+                # Greedy whatever the GGUF file says of sampling; without top_k all is sorted.
+                "samplers": ["top_k", "temperature"],
                 "temperature": 0.0,
-                "top_k": 1,  # else it sorts what it doesn't need
+                "top_k": 1,
+                "mirostat": 0,
+                "repeat_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
                 "cache_prompt": False,
                 "return_tokens": True,
             },
@@ -169,6 +176,7 @@ def _start(request: Request, setting: str) -> Any:
 
     params = lib.CommonParams()
     params.model.path = request["target"]
+    params.n_gpu_layers = request["gpu_layers"]
     params.n_ctx = request["context"]
     params.n_parallel = 1
     params.port = 0
@@ -181,9 +189,17 @@ def _start(request: Request, setting: str) -> Any:
     if width:
         draft = params.speculative.draft
         draft.mparams.path = request["drafters"][0]
+        draft.n_gpu_layers = request["gpu_layers"]
         draft.n_max = width
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = request["threads"]
     return lib.Server(params)
+
+
+def _has_gpu() -> bool:
+    import xllamacpp as lib
+
+    kinds = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
+    return any(device["type"] in kinds for device in lib.get_device_info())
 
 
 def _type(lib: Any, kind: str) -> Any:

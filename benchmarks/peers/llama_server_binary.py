@@ -17,10 +17,12 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
-from common import Request, main
+from common import Request, layers_on_gpu, main
 from llama_server import Server, Servers, speculation
 
 LIBRARY = re.compile(r"^(lib)?(llama|ggml|mtmd).*\.(so|dylib|dll)\b")
+# What computes for the CPU is listed too, without any memory of its own.
+GPU = re.compile(r"^ +\S+: .*\([1-9]\d* MiB,", re.MULTILINE)
 PATIENCE = 600.0  # seconds until a server has loaded
 
 
@@ -28,6 +30,7 @@ def load(request: Request) -> Servers | Server:
     """All settings, or in a process below that, the one that it is for."""
     if request.get("alone"):
         return Server(request, Running)
+    layers_on_gpu(request, _has_gpu)
     said = subprocess.run([_binary(), "--version"], capture_output=True, text=True, check=True)
     version = (said.stdout + said.stderr).strip().splitlines()[-2:]
     details = {"versions": {"llama-server": ", ".join(version)}, "binary": _hash(_binary())}
@@ -41,18 +44,19 @@ class Running:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.listening_address = f"http://127.0.0.1:{port}"
-        threads = str(request["threads"])
+        threads, layers = str(request["threads"]), str(request["gpu_layers"])
         command = [
             _binary(), "--model", request["target"], "--ctx-size", str(request["context"]),
             "--parallel", "1", "--port", str(port), "--cache-ram", "0", "--no-ui",
-            "--threads", threads, "--threads-batch", threads, "--log-verbosity", "1",
+            "--n-gpu-layers", layers, "--threads", threads, "--threads-batch", threads,
+            "--log-verbosity", "1",
         ]  # fmt: skip
         kinds, width = speculation(setting)
         if kinds:
             command += ["--spec-type", ",".join(kinds)]
         if width:
             command += ["--spec-draft-model", request["drafters"][0]]
-            command += ["--spec-draft-n-max", str(width)]
+            command += ["--spec-draft-n-max", str(width), "--spec-draft-ngl", layers]
             command += ["--spec-draft-threads", threads, "--spec-draft-threads-batch", threads]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         atexit.register(self._process.kill)
@@ -75,6 +79,11 @@ def _binary() -> str:
     if not found:
         raise RuntimeError("set LLAMA_SERVER to the path of llama-server")
     return found
+
+
+def _has_gpu() -> bool:
+    said = subprocess.run([_binary(), "--list-devices"], capture_output=True, text=True, check=True)
+    return bool(GPU.search(said.stdout))
 
 
 def _hash(binary: str) -> str:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import Answer, Request, Timed, chosen, main, versions
+from common import Answer, Request, Timed, chosen, layers_on_gpu, main, versions
 
 REQUIREMENTS = ["onnxruntime-genai==0.18.*"]
 DRAFTS = (1, 2, 3, 4, 6, 8)
@@ -26,6 +26,7 @@ class Models:
     """One model for plain and n-grams, one that has the drafter too."""
 
     def __init__(self, request: Request) -> None:
+        layers_on_gpu(request)  # the wheel has none
         self._options: dict[str, dict[str, Any]] = {"plain": {}}
         if request["drafters"]:
             self._options |= {f"draft-{k}": {"max_draft_tokens": k} for k in DRAFTS}
@@ -51,7 +52,9 @@ class Models:
 
         model = self._drafted if setting.startswith("draft") else self._alone
         params = lib.GeneratorParams(model)
-        params.set_search_options(max_length=len(ids) + max_tokens, do_sample=False)
+        params.set_search_options(
+            max_length=len(ids) + max_tokens, do_sample=False, repetition_penalty=1.0
+        )
         if self._options[setting]:
             params.set_speculative_options(**self._options[setting])
         generator = lib.Generator(model, params)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from common import Answer, Request, Timed, chosen, main, versions
+from common import Answer, Request, Timed, chosen, layers_on_gpu, main, versions
 
 REQUIREMENTS = ["torch==2.13.0", "transformers==4.57.*", "gguf>=0.10", "accelerate"]
 TYPES = {"float32": "", "bfloat16": "-bf16"}
@@ -19,6 +19,7 @@ class Models:
     """The target and the assistant in each number type that a setting asks for."""
 
     def __init__(self, request: Request) -> None:
+        layers_on_gpu(request)  # it is given none
         import torch
 
         torch.set_num_threads(request["threads"])
@@ -54,6 +55,7 @@ class Models:
                 temperature=None,
                 top_k=None,
                 top_p=None,
+                repetition_penalty=1.0,
                 eos_token_id=sorted(self._stop),
                 pad_token_id=min(self._stop),
                 streamer=_Streamer(timed, len(ids)),

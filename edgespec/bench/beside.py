@@ -6,11 +6,14 @@ more than sides do. Invariant: what stands beside each other was answered by all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Results
-from edgespec.bench.summary import Asked, Row, row, speed_logs, trials_of
+from edgespec.bench.summary import Asked, Row, categories, pairs, row, speed_logs, trials_of
+
+NO_COMMON_ENERGY = "no prompt was answered by all sides whose energy was told"
 
 
 def split_sides(sides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -25,10 +28,15 @@ def split_sides(sides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
 def answered_by_all(
     results: Results, pair: str, sides: Sequence[str], category: str, context: int | None = None
 ) -> set[Asked]:
-    """What each of the sides answered beside plain; one that answered nothing doesn't count."""
+    """What each of the sides answered beside plain; one that answered nothing doesn't count.
+
+    The repetitions of a text length are one text, so there it is whatever any of them answered.
+    """
     trials = trials_of(results, pair, category, context)
     answered = [set(logs) for side in sides if (logs := speed_logs(trials, side))]
-    return set.intersection(*answered) if answered else set()
+    if not answered:
+        return set()
+    return set.intersection(*answered) if context is None else set.union(*answered)
 
 
 def best_side(
@@ -41,7 +49,7 @@ def best_side(
     trials = trials_of(results, pair, category, context)
     within = answered_by_all(results, pair, sides, category, context)
     found = {
-        side: fmean(logs[asked] for asked in within)
+        side: fmean(pairs({asked: log for asked, log in logs.items() if asked in within}, context))
         for side in sides
         if within and (logs := speed_logs(trials, side))
     }
@@ -72,3 +80,34 @@ def at_best(
         names |= {best: f"{peer}, best"} if best else {}
     found = beside(results, pair, list(names), category, context)
     return {names[side]: (side, one) for side, one in found.items()}
+
+
+def left_out(
+    results: Results, pair: str, own: Sequence[str], peers: dict[str, list[str]]
+) -> Iterator[str]:
+    """A sentence for each peer that answered in a category and can't stand beside us there."""
+    missing: dict[str, list[str]] = {}
+    for category in categories(results, pair):
+        trials = trials_of(results, pair, category)
+        shown = at_best(results, pair, own, peers, category)
+        for peer, theirs in peers.items():
+            if f"{peer}, best" not in shown and any(speed_logs(trials, side) for side in theirs):
+                missing.setdefault(peer, []).append(category)
+    for peer, found in missing.items():
+        yield (
+            f"{peer} isn't shown in {', '.join(found)}: no prompt there was answered by all of its "
+            "settings and of edgespec's"
+        )
+
+
+def energy(results: Results, pair: str) -> dict[str, float] | None:
+    """Joules a token of the sides whose energy was told, over the prompts that all of those
+    answered; None where no side's was.
+    """
+    sides = [
+        side
+        for side in results.sides(pair)
+        if (found := row(results, pair, side, ALL)) and found.joules_per_token is not None
+    ]
+    told = {side: one.joules_per_token for side, one in beside(results, pair, sides, ALL).items()}
+    return {side: j for side, j in told.items() if j is not None} if sides else None

@@ -19,6 +19,10 @@ _INDENT = 14.0
 _ROW = 17.0
 _GAP = 15.0
 
+_PLOT = 200.0  # of a scale, whatever names and notes are beside it
+_NAME = 30  # cells of a side's name that are shown
+_LONGEST = 60  # cells of a category's
+
 _BEYOND = 3.0  # how far beyond all ratios a scale goes for the sake of intervals
 
 PARTS = ("draft", "check", "sample", "rest")
@@ -29,21 +33,22 @@ def intervals(
     rows: Mapping[str, Mapping[str, tuple[Interval, str]]],
     names: Sequence[str],
     one: str,
-    counted: str = "prompt",
 ) -> str:
     """Ratios by category, a line for each of `names`; `one` says what a ratio of 1 is.
 
-    Each ratio comes with a note to stand behind it; `counted` is what gives one of its pairs. A
-    category without ratios is left out, and nothing is no picture. An interval that goes far beyond
-    all ratios is cut where the scale ends, and has an arrow there.
+    Each ratio comes with a note to stand behind it. A category without ratios is left out, and
+    nothing is no picture. An interval that goes far beyond all ratios is cut where the scale ends,
+    and has an arrow there.
     """
     rows = {category: row for category, row in rows.items() if row}
     if not rows:
         return ""
     left = _beside_names(names)
     low, high = _scale([i for row in rows.values() for i, _ in row.values()])
-    longest = max((len(note) for row in rows.values() for _, note in row.values()), default=0)
-    right = svg.WIDTH - 160.0 - svg.text_width("x" * longest)
+    notes = {note for row in rows.values() for _, note in row.values()}
+    room = svg.WIDTH - left - _PLOT - 160.0
+    widest = min(room, max(map(svg.text_width, notes)))
+    right = svg.WIDTH - 160.0 - widest
     x = svg.logarithmic(low, high, left, right)
     top, y = 10.0, 0.0
     parts: list[str] = []
@@ -55,16 +60,17 @@ def intervals(
             y += 6
         y += _ROW
         count = max(interval.pairs for interval, _ in row.values())
-        heading = f"{category}, {count} {counted}{'s' * (count > 1)}"
+        heading = f"{svg.shortened(category, _LONGEST)}, {count} prompt{'s' * (count > 1)}"
         marks.append(svg.text(0, y - 2, heading, "strong" if last else ""))
         for name in (name for name in names if name in row):
             interval, note = row[name]
             y += _ROW
-            marks.append(svg.text(_INDENT, y - 2, name, "muted"))
+            marks.append(svg.text(_INDENT, y - 2, _short(name), "muted"))
             shown = f"{name}, {category}"
             marks += _interval(x, y - 6, interval, names.index(name), shown, (low, high))
             marks.append(svg.text(right + 16, y - 2, str(interval), "strong" if last else ""))
-            marks.append(svg.text(svg.WIDTH, y - 2, note, "muted small", "end"))
+            behind = svg.shortened(note, int(room / svg.CELL))
+            marks.append(svg.text(svg.WIDTH, y - 2, behind, "muted small", "end"))
         y += _GAP
     bottom = y - _GAP + 6
     for tick in svg.ratio_ticks(low, high):
@@ -127,10 +133,10 @@ def accepted_lengths(rows: Mapping[str, Mapping[str, float]], names: Sequence[st
     marks: list[str] = []
     for category, row in rows.items():
         y += _ROW
-        marks.append(svg.text(0, y - 2, category))
+        marks.append(svg.text(0, y - 2, svg.shortened(category, _LONGEST)))
         for name in (name for name in names if name in row):
             y += _ROW
-            marks.append(svg.text(_INDENT, y - 2, name, "muted"))
+            marks.append(svg.text(_INDENT, y - 2, _short(name), "muted"))
             kind = f"fill {svg.colour(names.index(name))}"
             width = x(row[name]) - left
             tip = f"{name}, {category}: {row[name]:.2f} tokens a round"
@@ -147,9 +153,13 @@ def accepted_lengths(rows: Mapping[str, Mapping[str, float]], names: Sequence[st
     return svg.figure(bottom + 22, "tokens a round by category", [*parts, *marks])
 
 
+def _short(name: str) -> str:
+    return svg.shortened(name, _NAME)
+
+
 def _beside_names(names: Sequence[str]) -> float:
     """Where the scale begins, so that each line has its side's name before it."""
-    return max([_LEFT, *(_INDENT + svg.text_width(name) + 14 for name in names)])
+    return max([_LEFT, *(_INDENT + svg.text_width(_short(name)) + 14 for name in names)])
 
 
 def cost_curve(costs: Sequence[Costs]) -> str:
@@ -196,7 +206,7 @@ def _cost_words(
     parts = []
     for series, (costs, curve) in enumerate(curves):
         parts.append(svg.dot(left + 4, y - 4, series, costs.model))
-        name = costs.model if len(costs.model) <= 23 else costs.model[:22] + "…"
+        name = svg.shortened(costs.model, 23)
         parts.append(svg.text(left + 14, y, name, "strong small"))
         for n, point in curve.items():
             y += 15
@@ -209,14 +219,14 @@ def _cost_words(
 
 def time_split(rows: Mapping[str, Split]) -> str:
     """A round's time by what it went into, side by side."""
-    left = max(_LEFT, *(svg.text_width(name) + 16 for name in rows))
+    left = max(_LEFT, *(svg.text_width(_short(name)) + 16 for name in rows))
     right = svg.WIDTH - 275.0
     ticks = svg.ticks(max(split.total for split in rows.values()) * 1e3)
     x = svg.linear(0, ticks[-1], left, right)
     parts = svg.legend(PARTS, [f"fill part{i}" for i in range(4)], 14)
     y, marks = 40.0, []
     for name, split in rows.items():
-        marks.append(svg.text(0, y + 14, name))
+        marks.append(svg.text(0, y + 14, _short(name)))
         at = 0.0
         for i, part in enumerate(PARTS):
             ms = getattr(split, part) * 1e3
@@ -240,7 +250,7 @@ def lengths(rows: Mapping[str, Mapping[int, Spread]]) -> str:
     """Tokens per second behind texts of several lengths; the spread is that of the repetitions."""
     contexts = sorted({length for row in rows.values() for length in row})
     last = {name: row[max(row)].median for name, row in rows.items()}
-    words = {name: f"{name}: {speed:.1f}" for name, speed in last.items()}
+    words = {name: f"{_short(name)}: {speed:.1f}" for name, speed in last.items()}
     right = svg.WIDTH - max([200.0, *(svg.text_width(said) + 40 for said in words.values())])
     yticks = svg.ticks(max(p.high for row in rows.values() for p in row.values()))
     x = svg.logarithmic(contexts[0], max(contexts[-1], 2 * contexts[0]), 60, right)
@@ -250,9 +260,7 @@ def lengths(rows: Mapping[str, Mapping[int, Spread]]) -> str:
         parts.append(svg.line(46, y(tick), right + 10, y(tick)))
         parts.append(svg.text(38, y(tick) + 4, svg.number(tick), "muted small", "end"))
     parts += [svg.text(x(n), 318, str(n), "muted small", "middle") for n in contexts]
-    parts.append(
-        svg.text(x(contexts[-1]), 336, "tokens of text before the answer", "muted small", "end")
-    )
+    parts.append(svg.text(right, 336, "tokens of text before the answer", "muted small", "end"))
     ends: list[tuple[float, int, str]] = []
     others = [name for name in rows if name != PLAIN]
     for name, row in rows.items():

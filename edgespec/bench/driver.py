@@ -24,6 +24,7 @@ from edgespec.bench.prompts import PromptSet
 from edgespec.bench.protocol import Plan, measure, prepare
 from edgespec.bench.record import Pair, Run, first_change, one_line
 from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
+from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
 from edgespec.registry import LOOKUP, load_registry
@@ -242,6 +243,8 @@ def _peer(
         "drafters": [str(platform.expanded(path).absolute()) for path in _files(drafters)],
         "threads": options.threads or platform.usable_cpus(),
         "context": runtime.context_size,
+        "device": str(runtime.target.details.get("device", "")),
+        "gpu_layers": int(runtime.target.details.get("gpu_layers", 0)),
         "stop_ids": sorted(runtime.target.tokenizer.stop_ids),
         "settings": only,
     }
@@ -266,11 +269,19 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
         "threads": options.threads or platform.usable_cpus(),
         "gpu_layers": options.gpu_layers,
         "device": runtime.target.details.get("device"),
+        "gpus": runtime.target.details.get("gpus"),
+        "drafter_devices": _drafter_devices(runtime),
         "cpu": platform.cpu_name(),
         **{name.lower(): os.environ.get(name) for name in platform.WAITING},
         **versions(),
         "code": code_hash(),
     }
+
+
+def _drafter_devices(runtime: Runtime) -> list[str]:
+    """What drafter models run on; every GPU is "GPU" to llama.cpp, its name stands beside that."""
+    found = [d.model.details for d in runtime.drafters.values() if isinstance(d, ModelDrafter)]
+    return [": ".join(at[key] for key in ("device", "gpus") if at.get(key)) for at in found]
 
 
 def _same_conditions(writer: Writer, now: Pair) -> None:

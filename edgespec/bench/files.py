@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edgespec.bench.record import Answer, Costs, Pair, Record, Results, Run, Trial
+from edgespec.bench.record import Answer, Costs, Key, Pair, Record, Results, Run, Trial
 from edgespec.errors import ConfigError
 from edgespec.platform import lock_file
 
@@ -31,31 +31,73 @@ def read(paths: Iterable[Path]) -> Results:
     """The records of these files, or of the results in these folders.
 
     Files of one pair are taken together where they were measured under the same conditions, with
-    the same prompts or others. Raises ConfigError.
+    the same prompts or others. What is in several files counts once; a text length that several
+    measured has the repetitions of all. Raises ConfigError.
     """
     results = Results()
     first: dict[str, str] = {}  # the prompts of a pair's first trials
+    known: set[bytes] = set()
+    taken: set[Key] = set()
     for path in paths:
         prompts: dict[str, str] = {}
-        file = path / FILE if path.is_dir() else path
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"can't read the results in {file}: {error.strerror}") from None
-        whole = _whole(data)
-        if not data[:whole].strip() or not _torn(data[whole:]):
-            raise ConfigError(f"{file} holds no results of edgespec bench, or more than those")
-        for record in _records(data[:whole], file):
+        for record in _counting(_whole_file(path), results):
             if isinstance(record, Pair):
                 prompts[record.pair] = str(record.settings.get("prompts_sha256"))
                 if record.pair not in first or not results.answered(record.pair):
                     first[record.pair] = prompts[record.pair]
-            elif isinstance(record, Trial) and record.context is None:
+            elif (line := _line(record)) in known:
+                continue
+            else:
+                known.add(line)
+            if isinstance(record, Trial):
                 mine = prompts.get(record.pair)
-                if mine != first.get(record.pair):  # one name may be two prompts
+                if record.context is None and mine != first.get(record.pair):
+                    # One name may be two prompts.
                     record = replace(record, prompt=f"{record.prompt} ({mine})")
+                while record.context is not None and record.key in taken:
+                    record = replace(record, repeat=record.repeat + 1)
+                taken.add(record.key)
             results.add(record)
     return results
+
+
+def _whole_file(path: Path) -> list[Record]:
+    """What a file, or the results in a folder, holds; raises ConfigError."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"can't read the results in {file}: {error.strerror}") from None
+    whole = _whole(data)
+    if not data[:whole].strip() or not _torn(data[whole:]):
+        raise ConfigError(f"{file} holds no results of edgespec bench, or more than those")
+    return list(_records(data[:whole], file))
+
+
+def _counting(records: Sequence[Record], results: Results) -> Iterator[Record]:
+    """The records of a file without conditions, and their costs, under which it answered nothing.
+
+    They stay where none of the files before answered that pair: then there is nothing else of it.
+    """
+    now: dict[str, int] = {}  # where the conditions stand that hold
+    answered: set[int | None] = set()
+    for place, record in enumerate(records):
+        if isinstance(record, Pair):
+            now[record.pair] = place
+        elif isinstance(record, Trial):
+            answered.add(now.get(record.pair))
+    before = {pair for pair in now if results.answered(pair)}
+    now.clear()
+    for place, record in enumerate(records):
+        if isinstance(record, Pair):
+            now[record.pair] = place
+        stale = (
+            isinstance(record, Pair | Costs)
+            and record.pair in before
+            and now.get(record.pair) not in answered
+        )
+        if not stale:
+            yield record
 
 
 class Writer:

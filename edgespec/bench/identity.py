@@ -18,6 +18,7 @@ from edgespec.backends import onnx_folder
 from edgespec.bench.record import one_line
 from edgespec.errors import ConfigError
 from edgespec.platform import expanded
+from edgespec.registry import graph_files
 
 _PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
 _AFTERWARDS = (
@@ -30,8 +31,8 @@ _AFTERWARDS = (
 def identity(path: Path) -> dict[str, Any]:
     """A model's name, size and SHA-256; of an ONNX model, that of its files and their names.
 
-    Those are the graph, what lies beside it under the graph's name, and the texts that say how to
-    use it. Raises ConfigError for what can't be read.
+    Those are the graph, the files with its weights, and the texts that say how to use it. Raises
+    ConfigError for what can't be read.
     """
     path = expanded(path)
     if not path.exists():
@@ -42,9 +43,9 @@ def identity(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is a folder that holds no ONNX model")
         if found is None:
             return {"name": one_line(path.absolute().name), **_hashed({"": path})}
-        beside, texts = found.graph.absolute().parent, found.folder
-        files = [f for f in beside.iterdir() if f.name.startswith(found.graph.name)]
-        files += [f for f in texts.iterdir() if f.suffix in (".json", ".jinja")]
+        texts = found.folder.iterdir()
+        files = graph_files(found.graph.absolute())
+        files += [f for f in texts if f.suffix in (".json", ".jinja")]
         named = {f.name: f for f in sorted(files) if f.is_file()}
         return {"name": one_line(found.name), **_hashed(named)}
     except OSError as error:

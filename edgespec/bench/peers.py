@@ -52,7 +52,8 @@ class Peer:
     ) -> None:
         """Make the environment where needed, start, load; `request` says what.
 
-        Its keys: target, drafters (paths), threads, context, stop_ids, settings (None: all).
+        Its keys: target, drafters (paths), threads, context, device and gpu_layers (where the
+        target runs), stop_ids, settings (None: all).
         """
         if not script.is_file():
             raise ConfigError(f"there is no peer script {script}; benchmarks/peers/ has some")

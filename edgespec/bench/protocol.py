@@ -156,10 +156,17 @@ def _places(tasks: Sequence[_Task]) -> Iterator[int]:
 
 
 def order(sides: Sequence[Side], number: int) -> list[Side]:
-    """The turns of a trial: each side is early as often as late, next to each of the others."""
-    shift = number // 2 % len(sides)
-    turned = [*sides[shift:], *sides[:shift]]
-    return turned[::-1] if number % 2 else turned
+    """The turns of a trial.
+
+    Each side is at each place about equally often, after a few trials too; after twice as many
+    trials as sides each was also right behind each of the others equally often (Williams 1949).
+    """
+    count, half = len(sides), len(sides) // 2
+    # An even count's next trial is this one backwards, an odd count's nearly so.
+    shift = number * half if count % 2 else number // 2 + number % 2 * half
+    zigzag = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(count)]  # 0, 1, -1, 2, -2, ...
+    turned = [sides[(shift + step) % count] for step in zigzag]
+    return turned[::-1] if count % 2 and number // count % 2 else turned
 
 
 def _tasks(plan: Plan) -> Iterator[_Task]:

@@ -12,13 +12,20 @@ from importlib import resources
 from itertools import chain
 
 from edgespec.bench import charts
-from edgespec.bench.beside import at_best, beside, split_sides
+from edgespec.bench.beside import (
+    NO_COMMON_ENERGY,
+    at_best,
+    beside,
+    energy,
+    left_out,
+    split_sides,
+)
 from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Pair, Results, Run
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
-from edgespec.bench.summary import categories, contexts, row, trials_of
+from edgespec.bench.summary import categories, contexts, trials_of
 from edgespec.bench.table import GAP, HEAD, cells, unlike, verdicts, wholes
 
 SHARED = "Where sides answered different prompts, those count that all of them answered."
@@ -79,7 +86,7 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
     yield from _split(results, pair, own)
     yield from _lengths(results, pair, own, peers)
     yield from _peers(results, pair, sides, peers)
-    yield from _energy(results, pair, results.sides(pair))
+    yield from _energy(results, pair)
     yield from _details(results, pair)
     yield "</section>"
 
@@ -88,11 +95,10 @@ def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
     """The outcome in a sentence or two."""
     sentences = []
     last = categories(results, pair)[-1]
-    counted = _counted(results, pair)
     for side, found in beside(results, pair, sides, last).items():
         if found.ratio is None or found.tokens_per_second is None:
             continue
-        sure = _sure(found.ratio, counted)
+        sure = _sure(found.ratio)
         sentences.append(
             f"{side} decodes {found.ratio.center:.2f} times as fast as plain{sure}, "
             f"{found.tokens_per_second.median:.1f} tokens a second in the median."
@@ -106,15 +112,10 @@ def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
     return "Nothing was measured yet."
 
 
-def _counted(results: Results, pair: str) -> str:
-    """What gives one pair of a ratio: a prompt, or with `--turns` each turn of it."""
-    return "turn" if results.pairs[pair].settings.get("all_turns") else "prompt"
-
-
-def _sure(ratio: Interval, counted: str) -> str:
+def _sure(ratio: Interval) -> str:
     if ratio.low is None or ratio.high is None:
-        return f" (one {counted}, so nobody knows how surely)"
-    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} {counted}s)"
+        return " (one prompt, so nobody knows how surely)"
+    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} prompts)"
 
 
 def _rated(results: Results, pair: str) -> bool:
@@ -140,9 +141,7 @@ def _ratios(results: Results, pair: str, sides: Sequence[str]) -> str:
         }
         for category in categories(results, pair)
     }
-    return charts.intervals(
-        "speed against plain by category", rows, sides, "plain", _counted(results, pair)
-    )
+    return charts.intervals("speed against plain by category", rows, sides, "plain")
 
 
 def _speed(value: Spread | None) -> str:
@@ -236,26 +235,25 @@ def _peers(
         for name, (side, found) in at_best(results, pair, sides, peers, category).items():
             if found.ratio and found.tokens_per_second:
                 speed = _speed(found.tokens_per_second)
-                note = f"{side.split('/')[1]}, {speed}" if "/" in side else speed
+                note = f"{speed}, {side.split('/', 1)[1]}" if "/" in side else speed
                 rows[category][name] = (found.ratio, charts.note(found.ratio, note))
     yield from _section(
         "Beside other programs",
         "Tokens per second over edgespec's plain decoding, answered in turn on each prompt. Each "
         f"peer is shown at whichever of its settings was fastest in the category. {SHARED}",
-        charts.intervals(
-            "speed beside other programs", rows, names, "edgespec, plain", _counted(results, pair)
-        ),
+        charts.intervals("speed beside other programs", rows, names, "edgespec, plain"),
     )
+    yield from (f"<p>{escape(sentence)}</p>" for sentence in left_out(results, pair, sides, peers))
 
 
-def _energy(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
-    found = {side: row(results, pair, side, ALL) for side in sides}
-    told = {side: r.joules_per_token for side, r in found.items() if r and r.joules_per_token}
-    if told:
-        words = ", ".join(f"{side} {joules:.2f} J" for side, joules in told.items())
+def _energy(results: Results, pair: str) -> Iterator[str]:
+    found = energy(results, pair)
+    if found:
+        words = ", ".join(f"{side} {joules:.2f} J" for side, joules in found.items())
         yield f"<p>Energy a token, the processor's packages, prompt included: {escape(words)}.</p>"
     else:
-        yield f'<p class="muted">{NOT_REPORTED}</p>'
+        why = NOT_REPORTED if found is None else f"Energy: {NO_COMMON_ENERGY}."
+        yield f'<p class="muted">{why}</p>'
 
 
 def _details(results: Results, pair: str) -> Iterator[str]:
@@ -301,8 +299,9 @@ def _method() -> str:
         "the text it has read. Speed is that of decoding: the first token belongs to the prompt. "
         "edgespec's drafter reads the prompt behind the first token, which counts as decoding; "
         "the drafters of other programs read it before, which doesn't. A ratio is paired: "
-        "both sides answered the same prompt one after the other. Intervals are Student's, over "
-        "the logarithms of these ratios; they speak of prompts like these on this machine; over "
+        "both sides answered the same prompt, in some trials with other sides between them; all "
+        "turns and repetitions of a prompt are one pair. Intervals are Student's, over the "
+        "logarithms of these ratios; they speak of prompts like these on this machine; over "
         f"one text length they are over its repetitions. In the tables, {GAP}; a "
         "star marks texts that part from plain's at a near-tie which rounding explains. "
         "llama.cpp's server takes its own times, other programs are timed where their tokens come "

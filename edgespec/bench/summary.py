@@ -1,8 +1,8 @@
 """From trials to the figures of a table: by pair, side and category.
 
-Invariant: a ratio is taken within a trial, the repetitions of a prompt are one pair of their
-median, and text lengths are no part of "all". A text length has no prompts to speak of: there each
-repetition is a pair.
+Invariant: a ratio is taken within a trial; the repetitions of a turn count as their median and the
+turns of a prompt as their mean, so that a prompt is one pair; text lengths are no part of "all". A
+text length has no prompts to speak of: there each repetition is a pair.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Results, Trial
@@ -129,7 +129,7 @@ def row(
         prompts=len({t.prompt for t in trials}),
         answers=len(answers),
         tokens_per_second=spread([1 / s for a in answers if (s := a.seconds_per_token)]),
-        ratio=ratio_interval(list(speed_logs(trials, side).values())) if side != PLAIN else None,
+        ratio=ratio_interval(pairs(speed_logs(trials, side), context)) if side != PLAIN else None,
         ttft=spread([s for t in trials if (s := _ttft(t, side)) is not None]),
         gap_p50=percentile(gaps, 0.5) if gaps else None,
         gap_p95=percentile(gaps, 0.95) if gaps else None,
@@ -177,11 +177,23 @@ def speed_logs(trials: Iterable[Trial], side: str, base: str = PLAIN) -> Logs:
     return _logs(trials, side, base, lambda answer: answer.seconds_per_token)
 
 
-def ttft_logs(trials: Iterable[Trial], side: str) -> Logs:
-    """Logarithms of the time to the first token over plain's."""
+def promptness_logs(trials: Iterable[Trial], side: str) -> Logs:
+    """Logarithms of the time to plain's first token over that to the side's."""
     read = [t for t in trials if t.context is None]
-    logs = _logs(read, side, PLAIN, lambda answer: answer.ttft_seconds)
-    return {key: -log for key, log in logs.items()}
+    return _logs(read, side, PLAIN, lambda answer: answer.ttft_seconds)
+
+
+def pairs(logs: Logs, context: int | None = None) -> list[float]:
+    """What is independent of each other: prompts, or the repetitions of a text length.
+
+    The turns of a conversation build on each other, so a prompt gives the mean of its turns.
+    """
+    if context is not None:
+        return list(logs.values())
+    found: dict[str, list[float]] = {}
+    for (prompt, _), log in logs.items():
+        found.setdefault(prompt, []).append(log)
+    return [fmean(turns) for turns in found.values()]
 
 
 def against(
@@ -194,7 +206,8 @@ def against(
 ) -> Interval | None:
     """Tokens per second of one side over another's, by prompt, of `within` alone if given."""
     logs = speed_logs(trials_of(results, pair, category), side, base)
-    return ratio_interval([log for key, log in logs.items() if within is None or key in within])
+    counted = {key: log for key, log in logs.items() if within is None or key in within}
+    return ratio_interval(pairs(counted))
 
 
 def trials_of(
@@ -230,7 +243,7 @@ def _logs(
 
 
 def pairing(trial: Trial) -> Asked:
-    """What is one pair: the repetitions of a prompt's turn, but each repetition of a length."""
+    """What is one question: a prompt's turn, or each repetition of a text length."""
     return (trial.prompt, trial.turn if trial.context is None else trial.repeat)
 
 

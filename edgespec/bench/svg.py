@@ -10,9 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from rich.cells import cell_len, set_cell_size
+
 Scale = Callable[[float], float]
 
 WIDTH = 860.0
+CELL = 6.9
+"""The width of a letter at the page's size."""
 PLAIN_SERIES = -1
 """The colour of plain decoding, which is no other's."""
 
@@ -83,8 +87,17 @@ def legend(names: Sequence[str], kinds: Sequence[str], y: float) -> list[str]:
 
 
 def text_width(words: str) -> float:
-    """About how wide words are at the page's size."""
-    return 6.9 * len(words)
+    """About how wide words are at the page's size; a letter takes one cell or two."""
+    return CELL * cell_len(words)
+
+
+def shortened(words: str, cells: int) -> str:
+    """Words that take so many cells at most; what is left out in their middle is an ellipsis."""
+    if cell_len(words) <= cells:
+        return words
+    end = cells // 3
+    head = set_cell_size(words, cells - 1 - end).rstrip()
+    return f"{head}…{set_cell_size(words[::-1], end).rstrip()[::-1]}"
 
 
 def linear(low: float, high: float, begin: float, end: float) -> Scale:

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgespec.bench.beside import answered_by_all, beside, best_side, split_sides
-from edgespec.bench.prompts import ALL
+from rich.cells import cell_len
+
+from edgespec.bench.beside import (
+    NO_COMMON_ENERGY,
+    answered_by_all,
+    at_best,
+    energy,
+    left_out,
+    split_sides,
+)
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
 from edgespec.bench.sides import PLAIN
@@ -48,12 +56,7 @@ def lines(results: Results) -> Iterator[str]:
         yield from wholes(results, pair, sides)
         yield from _lengths(results, pair, sides)
         yield from _peers(results, pair, sides)
-        energy = [r for side in sides if (r := row(results, pair, side, ALL)) is not None]
-        if any(r.joules_per_token is not None for r in energy):
-            for r in energy:
-                yield f"energy, {r.side}: {_number(r.joules_per_token, 2)} J a token"
-        else:
-            yield "energy: not reported by this system, or not readable"
+        yield from _energy(results, pair)
         yield from verdicts(results, pair)
         yield ""
 
@@ -147,6 +150,16 @@ def _row_cells(found: Row, compared: bool) -> tuple[str, ...]:
     )
 
 
+def _energy(results: Results, pair: str) -> Iterator[str]:
+    found = energy(results, pair)
+    if found is None:
+        yield "energy: not reported by this system, or not readable"
+    elif not found:
+        yield f"energy: {NO_COMMON_ENERGY}"
+    else:
+        yield from (f"energy, {side}: {joules:.2f} J a token" for side, joules in found.items())
+
+
 def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
     measured = contexts(results, pair)
     if not measured:
@@ -175,12 +188,10 @@ def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
     table: list[tuple[str, ...]] = [("CATEGORY", "PEER", "BEST", "TOK/S", *own)]
     for category in categories(results, pair):
         for peer, theirs in peers.items():
-            best = best_side(results, pair, theirs, category)
-            if best is None:
+            stands = at_best(results, pair, own, {peer: theirs}, category).get(f"{peer}, best")
+            if stands is None:
                 continue
-            found = beside(results, pair, [*own, best], category).get(best)
-            if found is None:
-                continue
+            best, found = stands
             within = answered_by_all(results, pair, [*own, best], category)
             ours = (against(results, pair, side, best, category, within) for side in own)
             speed = found.tokens_per_second
@@ -194,12 +205,16 @@ def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
                 )
             )
     yield from _columns(table)
+    for peer, theirs in peers.items():
+        yield from left_out(results, pair, own, {peer: theirs})
 
 
 def _columns(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for cells in table:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        padded = (
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)
+        )
         yield "  ".join(padded).rstrip()
 
 

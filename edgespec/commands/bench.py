@@ -98,7 +98,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--out", type=Path, default=Path(OUT), metavar="DIR",
+        "--out", type=Path, metavar="DIR",
         help=f"where results.jsonl and report.html go (./{OUT})",
     )  # fmt: skip
     group.add_argument(
@@ -113,16 +113,48 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
+    if args.compare or args.report:
+        _refuse_more(args)
+    out = args.out or Path(OUT)
     if args.compare:
         return _compare(*args.compare)
-    from edgespec.bench import files
-
     if args.report:
-        return _show(files.read(args.report), args.out)
-    return _measure(args)
+        from edgespec.bench import files
+
+        results = files.read(args.report)
+        _refuse_other_results(args, out)
+        return _show(results, out)
+    return _measure(args, out)
 
 
-def _measure(args: argparse.Namespace) -> int:
+def _refuse_more(args: argparse.Namespace) -> None:
+    """What only a measurement knows says nothing to --report and --compare; raises ConfigError."""
+    if args.report and args.compare:
+        raise ConfigError("--report shows results and --compare compares two: give one of them")
+    commands = argparse.ArgumentParser().add_subparsers()
+    add(commands)
+    usual = vars(commands.choices["bench"].parse_args([]))
+    name = "--report" if args.report else "--compare"
+    for key, value in usual.items():
+        if key not in ("report", "compare", "out") and getattr(args, key) != value:
+            given = " ".join(args.pairs) if key == "pairs" else f"--{key.replace('_', '-')}"
+            raise ConfigError(f"{name} measures nothing: leave out {given}, or {name}")
+
+
+def _refuse_other_results(args: argparse.Namespace, out: Path) -> None:
+    """A report goes beside no other measurement than its own, unless --out says so."""
+    from edgespec.bench.files import FILE
+
+    theirs = [path / FILE if path.is_dir() else path for path in args.report]
+    mine = out / FILE
+    if args.out is None and mine.exists() and not any(map(mine.samefile, theirs)):
+        raise ConfigError(
+            f"{out} holds another measurement, whose report this would replace: say with --out "
+            "where the report goes"
+        )
+
+
+def _measure(args: argparse.Namespace, out: Path) -> int:
     from edgespec.bench import prompts
     from edgespec.bench.driver import (
         Options,
@@ -171,7 +203,7 @@ def _measure(args: argparse.Namespace) -> int:
         peers=peers,
         environments=args.peer_environments,
     )
-    with Writer(args.out) as writer:
+    with Writer(out) as writer:
         before = len(writer.results.trials)
         wait_as_before(writer, pairs)
         begin(writer, ["edgespec", *map(shlex.quote, sys.argv[1:])])
@@ -190,11 +222,11 @@ def _measure(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say("", f"{writer.file} keeps what was measured; the same command goes on from there")
             if len(writer.results.trials) > before:
-                _show(writer.results, args.out)
+                _show(writer.results, out)
             raise
         # What was measured is shown, whatever became of the rest.
         if len(failed) < len(pairs) or len(writer.results.trials) > before:
-            _show(writer.results, args.out)
+            _show(writer.results, out)
             if failed:
                 say(f"not measured, or not to its end: {'; '.join(failed)}")
         return 1 if failed else 0
