@@ -15,6 +15,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
+from edgespec.backends.native_use import call_holding
 from edgespec.decode import Origin, Round, decode
 from edgespec.drafters import Drafter
 from edgespec.errors import Busy, Cancelled, ModelError
@@ -88,8 +89,10 @@ class Engine:
         # In one step: no thread and no signal handler ever finds it taken by nobody.
         return self._taken.setdefault("answer", answer) is answer
 
-    def let_go(self) -> None:
-        del self._taken["answer"]
+    def let_go(self, answer: weakref.ref[Generation]) -> None:
+        """Leave it to others, where this answer has it."""
+        if self.answer is answer:
+            del self._taken["answer"]
 
 
 class Generation(Iterator[Chunk]):
@@ -156,14 +159,17 @@ class Generation(Iterator[Chunk]):
     def close(self) -> None:
         """Stop here: no further chunk comes, and what came is the result; from any thread.
 
-        In a signal handler that came in the middle of a chunk, it stops soon behind the handler.
+        In a signal handler that came in the middle of a chunk, or of reading the vocabulary while
+        another thread takes a chunk, it stops soon behind the handler.
         """
         self.cancel()
         if self._answer.cancelling:  # whoever runs it may be waiting for this thread
             return
-        with self._turn:
-            if inspect.getgeneratorstate(self._chunks) != inspect.GEN_RUNNING:
-                self._chunks.close()
+        call_holding(self._turn, self._close_chunks)
+
+    def _close_chunks(self) -> None:
+        if inspect.getgeneratorstate(self._chunks) != inspect.GEN_RUNNING:
+            self._chunks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -231,14 +237,14 @@ class _Answer:
 
     def run(self, handle: weakref.ref[Generation]) -> Generator[Chunk, None, None]:
         engine = self._engine
-        if not engine.take(handle):
-            raise Busy(
-                "this runtime is in the middle of another answer: let that one finish, cancel it, "
-                "or open a second runtime"
-            )
         reason: FinishReason = "cancelled"
         failed = False
         try:
+            if not engine.take(handle):
+                raise Busy(
+                    "this runtime is in the middle of another answer: let that one finish, cancel "
+                    "it, or open a second runtime"
+                )
             if engine.closed:
                 raise ModelError("this runtime is closed: open another")
             with self._state:
@@ -267,15 +273,24 @@ class _Answer:
             failed = True  # a failed answer is no answer
             raise
         finally:
-            with self._state:
-                self._running = False
-                engine.cancel.clear()
-            engine.let_go()
             try:
+                try:
+                    self._let_go(handle)
+                except BaseException:  # Ctrl+C in the middle of it
+                    self._let_go(handle)
+                    raise
                 if not failed:
                     self._finish(reason)
             finally:
                 engine.on_idle()
+
+    def _let_go(self, handle: weakref.ref[Generation]) -> None:
+        """Leave the engine to others, where this answer has it; safe to call twice."""
+        with self._state:
+            self._running = False
+            if self._engine.answer is handle:
+                self._engine.cancel.clear()
+        self._engine.let_go(handle)
 
     def _rounds(self) -> Iterator[Round]:
         engine = self._engine

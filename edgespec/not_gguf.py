@@ -21,7 +21,10 @@ def what_else(head: bytes) -> str:
     if text.startswith(b"version https://git-lfs"):
         return f"is a Git LFS pointer, not the model itself: run 'git lfs pull' or {AGAIN}"
     if head.startswith((b"PK\x03\x04", b"\x80\x02")):
-        return f"is a zip or PyTorch checkpoint, not a GGUF model: {export}"
+        return (
+            "is a zip or PyTorch checkpoint, not a GGUF model: load it with transformers and "
+            f"save it as safetensors (`save_pretrained(folder)`), then {export}"
+        )
     if head[8:9] == b"{":  # an 8-byte length, then JSON
         return f"is a safetensors checkpoint, not a GGUF model: {export}"
     if head.startswith((b"lmgg", b"fmgg", b"tjgg", b"algg")):

@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, load_model
+from edgespec.backends.native_use import call_holding
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
@@ -57,7 +58,7 @@ class Runtime:
         """Take over loaded models; `Runtime.open` is the usual way.
 
         `planner` None tries the drafters in order with a lookahead of 3. `notes` are sentences the
-        user should read; `self.notes` adds those of the models. `on_close` is called when the
+        user should read; `self.notes` adds those of the models. `on_close` is called once, when the
         models are about to be freed. Raises ConfigError where two drafters have the same name.
         """
         self._on_close = on_close
@@ -73,7 +74,7 @@ class Runtime:
             raise ConfigError(f"two drafters have the same name ({names}): give each its own")
         self._template = self._chat_template()
         self._freeing = threading.RLock()  # who comes second waits for the first
-        self._first = threading.Lock()  # taken for good by whoever frees the models
+        self._first = threading.Lock()  # taken for good by whoever calls `on_close`
         self._engine = Engine(
             CachedSession(target.session),
             target.tokenizer,
@@ -253,7 +254,9 @@ class Runtime:
     def close(self) -> None:
         """Stop what runs and free the models.
 
-        In a signal handler that came in the middle of an answer, they are freed as that one ends.
+        In a signal handler that came in the middle of an answer, or of reading the vocabulary, they
+        are freed as that ends. Where another thread is just dropping its answer, that thread frees
+        them, slightly after this returned.
         """
         engine = self._engine
         engine.on_idle = self._free_idle
@@ -269,13 +272,13 @@ class Runtime:
     def _free_idle(self) -> None:
         """Free the models, unless an answer has them: then it comes here as it lets go."""
         if self._engine.answer is None:
-            with self._freeing:
-                if self._first.acquire(blocking=False):
-                    self._free()
+            call_holding(self._freeing, self._free)
 
     def _free(self) -> None:
+        # Once more at every later close: Ctrl+C may have come in the middle.
         try:
-            self._on_close()
+            if self._first.acquire(blocking=False):
+                self._on_close()
         finally:
             for drafter in self.drafters.values():
                 drafter.close()

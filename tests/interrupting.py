@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,14 +17,23 @@ Interrupted = Callable[[Callable[[], None]], None]
 """Called with the handler, from when on it may come."""
 
 
+def ctrl_c() -> NoReturn:
+    """Python's own handler of Ctrl+C."""
+    raise KeyboardInterrupt
+
+
 def at_each_bytecode(
-    run: Callable[[Interrupted], None], *where: ModuleType | FunctionType | CodeType
+    run: Callable[[Interrupted], None],
+    *where: ModuleType | FunctionType | CodeType,
+    raises: bool = False,
 ) -> int:
     """At how many bytecodes of `where` (modules, functions) the handler came.
 
     `run` is a test of one such moment: it names the handler, does what is interrupted, and looks at
     what came of it. As real handlers, ours runs between two bytecodes, on top of the code's own
     frame; unlike them it can come before every single one. Fails where a run waits forever.
+    With `raises`, what the handler raises goes on from there, and it only comes where Python looks
+    for signals: code can't be made safe elsewhere.
     """
     files = {one.__file__ for one in where if isinstance(one, ModuleType)}
     codes = {one.__code__ for one in where if isinstance(one, FunctionType)}
@@ -34,18 +44,25 @@ def at_each_bytecode(
         """Whether there was an `at`-th bytecode."""
         handler: Callable[[], None] | None = None
         seen = 0
+        looks: dict[int, bool] = {}  # by frame: whether Python looks for signals now
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal seen
             if frame.f_code.co_filename not in files and frame.f_code not in codes:
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            if event == "opcode":
-                seen += 1
-                if seen == at and handler is not None:
+            if event != "opcode":
+                looks[id(frame)] = event == "call"
+            else:
+                comes = not raises or looks[id(frame)]
+                looks[id(frame)] = _looks_behind(dis.opname[frame.f_code.co_code[frame.f_lasti]])
+                seen += comes
+                if comes and seen == at and handler is not None:
                     try:
                         handler()
                     except BaseException as error:
+                        if raises:
+                            raise
                         errors.append(error)
             return trace
 
@@ -76,3 +93,10 @@ def at_each_bytecode(
     if errors:
         raise errors[0]
     return point
+
+
+def _looks_behind(opcode: str) -> bool:
+    """Whether Python looks for signals behind it: behind calls, jumps back and at a start."""
+    if opcode.startswith("CALL_INTRINSIC"):
+        return False
+    return opcode.startswith(("CALL", "RESUME", "YIELD")) or "JUMP_BACKWARD" in opcode

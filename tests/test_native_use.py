@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
 import pytest
-from interrupting import at_each_bytecode
+from interrupting import Interrupted, at_each_bytecode, ctrl_c
 
 from edgespec.backends import native_use
 from edgespec.backends.native_use import NativeUse
@@ -50,6 +51,25 @@ def test_closing_at_any_point_frees_once_and_behind_the_use(shared: bool, then: 
 
     points = at_each_bytecode(run, native_use, Memory.read)
     assert points > 50
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ctrl_c_at_any_point_leaves_nothing_held(shared: bool) -> None:
+    def run(interrupted: Interrupted) -> None:
+        memory = Memory(shared=shared)
+        try:
+            interrupted(ctrl_c)
+            with memory.use():
+                memory.use.close()
+        except KeyboardInterrupt:
+            pass
+        sys.settrace(None)
+        closer = threading.Thread(target=memory.use.close, daemon=True)
+        closer.start()
+        closer.join(20)
+        assert not closer.is_alive() and memory.freed == 1
+
+    assert at_each_bytecode(run, native_use, raises=True) > 10
 
 
 def test_what_is_needed_is_freed_behind_what_needs_it() -> None:

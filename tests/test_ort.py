@@ -625,6 +625,20 @@ def test_a_long_pass_is_stopped_by_the_flag(
     assert np.allclose(session.forward([9]), expected, atol=1e-4)
 
 
+def test_a_long_pass_that_fails_is_not_taken_for_one_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(write_tiny_onnx(tmp_path, **GQA)).session
+
+    class Broken:
+        def run_with_iobinding(self, *_: object) -> None:
+            raise RuntimeError("out of device memory")
+
+    monkeypatch.setattr(session, "_native", Broken())
+    with pytest.raises(ModelError, match="out of device memory"):
+        session.forward(TEXT * 60)
+
+
 LEAVE = """
 import threading
 from edgespec.backends import LoadOptions, load_model

@@ -8,16 +8,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
-from interrupting import Interrupted, at_each_bytecode
+from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime
+from edgespec.backends.native_use import NativeUse, call_holding
 from edgespec.conversation import Conversation
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -113,9 +115,11 @@ def test_chunks_make_up_the_result(noise: float) -> None:
 
 @pytest.mark.parametrize("limit", range(1, 12))
 def test_no_draft_goes_beyond_the_limit(limit: int) -> None:
-    result = make(noise=0.0).generate("hello", GREEDY, max_tokens=limit).result
+    runtime = make(drafter=FakeSession(VOCAB, bias=LETTERS))
+    result = runtime.generate("hello", GREEDY, max_tokens=limit).result
     counters = result.counters
     assert len(result.tokens) == limit
+    assert (counters.drafted > 0) == (limit >= 3)
     assert counters.drafted == counters.accepted == limit - 1 - counters.rounds
 
 
@@ -366,6 +370,9 @@ def test_closing_in_a_signal_handler(at: str, monkeypatch: pytest.MonkeyPatch) -
         runtime.generate("a")
 
 
+CLOSING = (Runtime.close, Runtime._free_idle, Runtime._free, call_holding)
+
+
 def answered(runtime: Runtime) -> None:
     list(runtime.generate("a", GREEDY, max_tokens=2))
 
@@ -445,10 +452,146 @@ def test_closing_in_a_signal_handler_at_any_bytecode(
         runtime.close()
         assert target.closed and finished == [1] and says in ("", CLOSED)
 
-    where = (Generation.__next__, Generation.close, Generation.cancel, Engine.take, Engine.let_go)
-    answer = (_Answer.run, _Answer.cancel, _Answer._finish)
-    closing = (Runtime.close, Runtime._free_idle, Runtime._free)
-    assert at_each_bytecode(run, *where, *answer, *closing) > 50
+    where = (Generation.__next__, Generation.cancel, Engine.take, Engine.let_go)
+    answer = (_Answer.run, _Answer.cancel, _Answer._let_go, _Answer._finish)
+    left = (Generation.close, Generation._close_chunks)
+    assert at_each_bytecode(run, *where, *answer, *left, *CLOSING) > 50
+
+
+def test_ctrl_c_at_any_point_of_an_answer_leaves_the_runtime_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Runtime, "_chat_template", lambda _: None)
+
+    def run(interrupted: Interrupted) -> None:
+        runtime = Runtime(fake_model(FakeSession(VOCAB, bias=LETTERS)))
+        try:
+            interrupted(ctrl_c)
+            answered(runtime)
+        except KeyboardInterrupt:
+            pass
+        sys.settrace(None)
+        answered(runtime)
+        runtime.close()
+        assert session(runtime).closed
+
+    engine = (Engine.take, Engine.let_go, Engine.answer.fget)  # type: ignore[attr-defined]
+    answer = (Generation.__next__, _Answer.run, _Answer._let_go)
+    assert at_each_bytecode(run, *engine, *answer, raises=True) > 20
+
+
+def test_ctrl_c_at_any_point_of_closing_leaves_the_rest_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Runtime, "_chat_template", lambda _: None)
+
+    def run(interrupted: Interrupted) -> None:
+        kept: list[int] = []
+        drafter = FakeSession(VOCAB)
+        runtime = Runtime(
+            fake_model(FakeSession(VOCAB)),
+            [ModelDrafter(fake_model(drafter))],
+            on_close=lambda: kept.append(1),
+        )
+        try:
+            interrupted(ctrl_c)
+            runtime.close()
+        except KeyboardInterrupt:
+            pass
+        sys.settrace(None)
+        closer = in_thread(runtime.close)
+        closer.join(20)
+        assert not closer.is_alive() and len(kept) <= 1
+        assert session(runtime).closed and drafter.closed
+
+    assert at_each_bytecode(run, *CLOSING, raises=True) > 5
+
+
+class NativeWords(ByteTokenizer):
+    """Encodes in a block of native memory, as llama.cpp's vocabulary; `handler` comes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed: list[int] = []
+        self.waited_for = threading.Event()  # set once another thread waits for a block
+        self.handler: Callable[[], object] = lambda: None
+        self.use = NativeUse(
+            "words", lambda: self.freed.append(1), shared=True, stopping=self._waiting
+        )
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waited_for.set()
+        yield
+
+    def encode(self, text: str) -> list[int]:
+        with self.use():
+            self.handler()
+            return super().encode(text)
+
+
+@pytest.mark.parametrize("other", ["closes", "answers"])
+def test_closing_in_a_handler_while_another_thread_waits_for_what_it_interrupted(
+    other: str,
+) -> None:
+    words, cancel = NativeWords(), CancelFlag()
+    target = FakeSession(VOCAB, cancel=cancel)
+    runtime = Runtime(fake_model(target, words), cancel=cancel)
+    computing, cancelled = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def forward(*_: object) -> None:
+        computing.set()
+        assert cancelled.wait(20)
+        cancel.check()
+
+    target.close = words.use.close  # type: ignore[method-assign]
+    target.forward = forward  # type: ignore[assignment, method-assign]
+    cancel.set = lambda: (CancelFlag.set(cancel), cancelled.set())  # type: ignore[assignment]
+
+    def handler() -> None:
+        if other == "closes":
+            threads.append(in_thread(runtime.close))
+        else:
+            generation = runtime.generate([97], GREEDY)
+            threads.append(in_thread(lambda: list(generation)))
+            assert computing.wait(20)
+            runtime.close()
+        assert words.waited_for.wait(20)
+        runtime.close()
+
+    words.handler = handler
+    reader = in_thread(lambda: runtime.generate("text"))
+    reader.join(20)
+    assert not reader.is_alive()
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+    assert words.freed == [1]
+
+
+def test_closing_in_a_handler_that_came_into_the_freeing() -> None:
+    words = NativeWords()
+    runtime = Runtime(fake_model(FakeSession(VOCAB), words))
+    closing = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def close() -> None:
+        closing.set()
+        words.use.close()
+
+    def free() -> None:
+        words.freed.append(1)
+        threads.append(in_thread(runtime.close))
+        assert closing.wait(20)
+        runtime.close()
+
+    session(runtime).close = close  # type: ignore[method-assign]
+    words.use._free = free
+    threads.append(in_thread(words.use.close))
+    threads[0].join(20)
+    threads[-1].join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(threads) == 2 and words.freed == [1]
 
 
 def test_closing_while_another_thread_computes() -> None:

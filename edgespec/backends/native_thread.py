@@ -10,9 +10,10 @@ Invariant: a call returns, or raises, only when the native code is done.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 from edgespec.errors import Cancelled
 
@@ -33,24 +34,72 @@ def compute(
     `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, to
     make the native code return early.
     """
+    job = _Job(function, args)  # before it is handed over: Ctrl+C in `submit` must not lose it
     try:
-        future = _executor.submit(function, *args)
-    except RuntimeError:  # what an executor says once the interpreter shuts down
-        raise Cancelled("the program is ending") from None
-    try:
-        while watch is not None and not wait([future], _POLL_S).done:
-            watch()
-        return future.result()
-    except BaseException:
-        stop()
-        _finish(future)
-        raise
-
-
-def _finish(future: Future[Any]) -> None:
-    """Wait for the end, however often Ctrl+C is pressed: the caller may free what is in use."""
-    while not future.done():
         try:
-            wait([future])
-        except KeyboardInterrupt:
-            continue
+            _executor.submit(job.run)
+        except RuntimeError:  # what an executor says once the interpreter shuts down
+            raise Cancelled("the program is ending") from None
+        if watch is None:
+            job.wait()
+        else:
+            while not job.wait(_POLL_S):
+                watch()
+    except BaseException:
+        while True:  # however often Ctrl+C is pressed: the caller may free what is in use
+            try:
+                job.give_up(stop)
+                break
+            except KeyboardInterrupt:
+                continue
+        raise
+    return job.result()
+
+
+class _Job(Generic[_T]):
+    """A call on its way to the native thread, which runs it unless it is given up before.
+
+    It is no `Future`, whose lock is taken in Python: after Ctrl+C in there it stays held.
+    """
+
+    def __init__(self, function: Callable[..., _T], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self._results: list[_T] = []
+        self._error: BaseException | None = None
+        self._taken: dict[str, str] = {}  # who came first, found out in one step
+        self._done = False
+        self._over = threading.Lock()  # let go once it is done
+        self._over.acquire()
+
+    def run(self) -> None:
+        if self._taken.setdefault("by", "thread") != "thread":
+            return
+        try:
+            self._results.append(self._function(*self._args))
+        except BaseException as error:
+            self._error = error
+        self._done = True
+        self._over.release()
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Wait for the end; whether it came. Without `seconds` it is waited for."""
+        return self._over.acquire(timeout=seconds)
+
+    def give_up(self, stop: Callable[[], None]) -> None:
+        """See that it doesn't begin, or stop it and wait for its end; safe to call again."""
+        if self._taken.setdefault("by", "caller") == "caller" or self._done:
+            return
+        stop()
+        while not self._done:
+            self.wait()
+
+    def result(self) -> _T:
+        """What it returned or raised; only once."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._results[0]
+        try:
+            raise error
+        finally:
+            del error  # which would keep alive, in a circle, what this call was given

@@ -2,22 +2,40 @@
 
 Invariant: nothing is freed while it is used, and no thread waits for itself. Who closes it waits
 for the blocks of other threads. In a signal handler that came into a block, it is freed when that
-block ends.
+block ends. Ctrl+C at any point leaves no lock held, and another `close` frees what isn't freed yet.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from edgespec.errors import ModelError
 
 
 class _Here(threading.local):
-    """What this thread is in the middle of."""
+    """How many blocks this thread is in the middle of."""
 
     blocks = 0
+
+
+_of_all = _Here()
+
+
+def call_holding(lock: threading.RLock, call: Callable[[], object]) -> None:
+    """Call it with the lock held; not at all where that would be waited for in a block.
+
+    So a signal handler that came into a block never waits for a thread that waits for the block.
+    """
+    if not _of_all.blocks:
+        with lock:
+            call()
+    elif lock.acquire(blocking=False):
+        try:
+            call()
+        finally:
+            lock.release()
 
 
 class NativeUse:
@@ -47,23 +65,25 @@ class NativeUse:
         self._needed = needed
         self._then = then
         self._here = _Here()
-        # One for each thread where it is shared, else one for all. Held during a block, and all of
-        # them while it is freed.
+        # One for each thread where it is shared, else one for all. Held during a block.
         self._locks = {} if shared else {0: threading.RLock()}
-        self._first = threading.Lock()  # taken for good by whoever frees it
+        self._freeing = threading.RLock()  # who comes second waits for the first
+        self._freed_by: dict[int, object] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Use it, one thread at a time unless it is shared; raises ModelError once it is closed."""
         key = threading.get_ident() if self._shared else 0
-        before = self._here.blocks
+        before, of_all = self._here.blocks, _of_all.blocks
         try:
             self._here.blocks = before + 1  # before a lock is held: a handler must never miss it
+            _of_all.blocks = of_all + 1
             with self._locks.setdefault(key, threading.RLock()):
                 self.check_open()
                 yield
         finally:
             self._here.blocks = before
+            _of_all.blocks = of_all
             self.free_closed()
 
     def check_open(self) -> None:
@@ -79,12 +99,36 @@ class NativeUse:
         """Free it where it was closed, unless it is still needed."""
         if not self.closed or self._here.blocks or self._needed:
             return
-        with ExitStack() as held:
+        of_all = _of_all.blocks
+        try:
+            _of_all.blocks = of_all + 1  # others may wait for this as for a block
             for lock in list(self._locks.values()):
-                if not lock.acquire(blocking=False):
-                    with self._stopping():
-                        lock.acquire()
-                held.callback(lock.release)
-            if self._first.acquire(blocking=False):
-                self._free()
+                self._wait_for(lock)
+            with self._freeing:
+                self._free_once()
+        finally:
+            _of_all.blocks = of_all
         self._then()
+
+    def _wait_for(self, lock: threading.RLock) -> None:
+        """Wait for the block that holds it, if any; later ones find that this is closed."""
+        try:
+            if not lock.acquire(blocking=False):
+                with self._stopping():
+                    lock.acquire()
+        finally:
+            try:  # noqa: SIM105 (Ctrl+C could come into `suppress`)
+                lock.release()
+            except RuntimeError:  # it wasn't held yet when Ctrl+C came
+                pass
+
+    def _free_once(self) -> None:
+        me, begun = object(), False
+        try:
+            if self._freed_by.setdefault(0, me) is me:  # in one step
+                begun = True
+                self._free()
+        except BaseException:
+            if not begun and self._freed_by.get(0) is me:
+                del self._freed_by[0]
+            raise
