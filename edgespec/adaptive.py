@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edgespec.confidence import top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter
-from edgespec.experience import Experience, judge, view
+from edgespec.experience import Experience, judge
 from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
@@ -52,6 +53,7 @@ class AdaptivePlanner:
         self._looking = 0.0  # what looking for a draft costs, in plain rounds
         self._every = 1  # parked, it looks for one in one round of so many
         self._rests = self._looked = False
+        self._sought = False  # whether a draft was looked for in this answer
         self._plain_rounds = 0
         self._begun = self._length = 0  # of the text, when this answer began and now
         self._answer = 200.0  # tokens of an answer, in the mean
@@ -66,7 +68,8 @@ class AdaptivePlanner:
         self._end_answer()
         self._begun = self._length = length
         self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
-        self._looked = False
+        self._looked = self._sought = False
+        self._best = None
         self._known.begin()
 
     def draft(
@@ -79,7 +82,7 @@ class AdaptivePlanner:
         self._rests = self._idle >= _PARKED and self._idle % self._every != 0
         if self._rests or longest <= 0:
             return NO_DRAFT
-        self._best = None
+        self._best, self._sought = None, True
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
             if guess := drafter.propose(tokens, longest, sampler):
@@ -123,16 +126,16 @@ class AdaptivePlanner:
         best = self._best if draft else None
         if draft.copied and stood >= drawn:
             judge(self._known.match(self._copied.drafter), self._copied, came[drawn:])
-        asked = view(best.drafter.name, best.near) if best is not None else ""
-        for key, model in self._known.models.items():
-            if best is None or asked != key:
+        for (name, near), model in self._known.models.items():
+            if best is None or name != best.drafter.name:
                 model.unasked(certainty)
-                continue
-            name, owed = best.drafter.name, best.owed
-            seconds += self.costs.draft(name, drawn, min(2, owed), length)
-            expected += self.costs.draft(name, drawn, owed, length)
-            self.costs.observe_draft(name, drawn, owed, length, outcome.draft_seconds)
-            model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
+            elif near == best.near:
+                seconds += self.costs.draft(name, drawn, min(2, best.owed), length)
+                expected += self.costs.draft(name, drawn, best.owed, length)
+                self.costs.observe_draft(name, drawn, best.owed, length, outcome.draft_seconds)
+                model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
+            elif best.near:  # to have read all helps; to have read less may not
+                model.hinted(min(stood, drawn), stood < drawn, certainty)
         self._count(stood + 1, seconds / plain)
         # A round in which the program was held up says nothing of drafting.
         real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)
@@ -143,6 +146,8 @@ class AdaptivePlanner:
         self._length = length + stood + 1
         if draft:
             self._idle, self._drafted = 0, draft
+            if best is not None:  # what it owed it has read
+                self._best = replace(best, owed=1, arrears=0.0)
             return
         # To learn from a round takes about as long as to look for its draft. The first look of an
         # answer takes in its whole prompt, and says nothing of the others.
@@ -162,7 +167,7 @@ class AdaptivePlanner:
         gain = self._answer_tokens / self._real_time if known else None
         best = self._best
         if best is None:
-            reason = "no drafter has a guess"
+            reason = "no drafter has a guess" if self._sought else ""
         else:
             pays = best.worth > 0
             reason = (

@@ -15,11 +15,15 @@ from edgespec.confidence import (
     MATCH_EDGES,
     MATCH_PRIOR,
     NEAR_OUTLOOK,
+    OUTLOOK,
     SIGNAL_PRIOR,
     Calibration,
     Outlook,
 )
 from edgespec.verify import Draft
+
+_NEAR = ", near"  # behind a drafter's name, on disk
+_HINT = 0.5  # of an outcome's weight, where the drafter knew less of the text
 
 
 @dataclass
@@ -41,6 +45,11 @@ class ModelRates:
         likely = self.signal.rate(certainty)
         self.outlook.learn(likely, 1 - likely, tried=False)
 
+    def hinted(self, stood: int, missed: bool, certainty: float) -> None:
+        """It drafted from less of the text than this is about, which says something of this too."""
+        self.signal.learn(certainty, stood > 0)
+        self.outlook.learn(_HINT * stood, _HINT * missed, tried=False)
+
     def asked(self, drawn: Draft, stood: int, came: Sequence[int], certainty: float) -> None:
         """It drew some tokens, of which so many stood and behind which others came."""
         judge(self.confidence, drawn, came)
@@ -48,16 +57,13 @@ class ModelRates:
         self.outlook.learn(stood, stood < len(drawn))
 
 
-def view(name: str, near: bool) -> str:
-    """What a drafter's rates are kept under: near, they are others."""
-    return f"{name}, near" if near else name
-
-
 class Experience:
-    """The rates of all drafters, by name: models', and free drafters' by length of match."""
+    """The rates of all drafters: of models by name and whether they know the text's end alone, of
+    free ones by name and length of match.
+    """
 
     def __init__(self) -> None:
-        self.models: dict[str, ModelRates] = {}
+        self.models: dict[tuple[str, bool], ModelRates] = {}
         self._matches: dict[str, Calibration] = {}
 
     def begin(self) -> None:
@@ -70,10 +76,9 @@ class Experience:
 
     def model(self, name: str, near: bool = False) -> ModelRates:
         """What is known of a drafter that costs time, where it knows the text or its end alone."""
-        key = view(name, near)
-        if key not in self.models:
-            self.models[key] = ModelRates(outlook=Outlook(NEAR_OUTLOOK)) if near else ModelRates()
-        return self.models[key]
+        if (name, near) not in self.models:
+            self.models[name, near] = _near_rates() if near else ModelRates()
+        return self.models[name, near]
 
     def match(self, name: str) -> Calibration:
         """Acceptance of a free drafter's guesses by the length of their match."""
@@ -86,12 +91,12 @@ class Experience:
         return {
             "matches": {name: match.to_json() for name, match in self._matches.items()},
             "models": {
-                name: {
+                name + _NEAR * near: {
                     "confidence": model.confidence.to_json(),
                     "signal": model.signal.to_json(),
                     "outlook": model.outlook.to_json(),
                 }
-                for name, model in self.models.items()
+                for (name, near), model in self.models.items()
             },
         }
 
@@ -100,10 +105,15 @@ class Experience:
         for name, rates in data["matches"].items():
             self.match(str(name)).recall(rates)
         for name, known in data["models"].items():
-            model = self.models.setdefault(str(name), ModelRates())
+            model = self.model(str(name).removesuffix(_NEAR), str(name).endswith(_NEAR))
             model.confidence.recall(known["confidence"])
             model.signal.recall(known["signal"])
             model.outlook.recall(known["outlook"])
+
+
+def _near_rates() -> ModelRates:
+    signal = [NEAR_OUTLOOK / OUTLOOK * rate for rate in SIGNAL_PRIOR]
+    return ModelRates(signal=Calibration(GAP_EDGES, signal), outlook=Outlook(NEAR_OUTLOOK))
 
 
 def judge(calibration: Calibration, guess: Draft, came: Sequence[int]) -> None:

@@ -101,6 +101,28 @@ def test_near_it_reads_the_end_of_a_prompt_and_later_all_of_it() -> None:
     assert session.cache == [*tokens[:700], *tokens[800 - NEWEST :]]
 
 
+def test_what_was_left_out_near_is_read_once_all_is_wanted() -> None:
+    tokens = text(4000)
+    drafter, session = begun(700)
+    drafter.propose(tokens[:700], 1, SAMPLER)
+    drafter.begin(1300)  # a second turn, with a long question
+    drafter.propose(tokens[:1301], 1, SAMPLER, near=True)
+    assert session.cache == [*tokens[:700], *tokens[1301 - NEAR : 1301]]
+    assert drafter.owes(tokens[:1305], near=True) == 4
+    drafter.propose(tokens[:1305], 1, SAMPLER, near=True)
+    assert drafter.owes(tokens[:1305]) == 605  # it knows most of the prompt, but not all
+    drafter.propose(tokens[:1305], 1, SAMPLER)
+    assert session.cache == tokens[:1305].tolist()
+    # What is too far back to be read is no matter.
+    drafter.begin(2000)
+    drafter.propose(tokens[:2000], 1, SAMPLER, near=True)
+    drafter.begin(3200)
+    assert drafter.owes(tokens[:3200]) == 1024
+    drafter.propose(tokens[:3200], 1, SAMPLER)
+    drafter.begin(3300)
+    assert drafter.owes(tokens[:3300]) == 100
+
+
 @pytest.mark.parametrize("prompt", [3, 100, FIRST + NEAR, 2 * (FIRST + NEAR)])
 def test_a_prompt_that_isnt_long_is_hardly_shorter_near(prompt: int) -> None:
     drafter, _ = begun(prompt)
@@ -185,6 +207,7 @@ steps = st.lists(
         st.integers(1, 90),  # tokens that stay
         st.integers(0, 90),  # new ones behind them
         st.integers(1, 6),
+        st.booleans(),  # whether the end of the text is enough
     ),
     max_size=12,
 )
@@ -192,18 +215,18 @@ steps = st.lists(
 
 @given(steps, st.sampled_from([6, 16, 40, 100, 4096]), st.sampled_from([1, 8, 64, 1024]))
 def test_whatever_happens_the_cache_is_a_part_of_the_text(
-    steps: list[tuple[bool, int, int, int]], context_size: int, reads: int
+    steps: list[tuple[bool, int, int, int, bool]], context_size: int, reads: int
 ) -> None:
     session = FakeSession(V, context_size=context_size)
     drafter = ModelDrafter(fake_model(session), reads)
     tokens = text(3)
-    for seed, (begins, stay, new, size) in enumerate(steps):
+    for seed, (begins, stay, new, size, near) in enumerate(steps):
         tokens = np.concatenate([tokens[: -max(1, len(tokens) - stay)], text(1 + new, seed)])
         if begins:
             drafter.begin(len(tokens))
-        owed = drafter.owes(tokens)
+        owed = drafter.owes(tokens, near=near)
         session.passes.clear()
-        draft = drafter.propose(tokens, size, SAMPLER)
+        draft = drafter.propose(tokens, size, SAMPLER, near=near)
         if not draft:
             assert context_size <= FIRST + 2
             continue

@@ -264,6 +264,54 @@ def test_a_drafter_does_with_less_only_where_that_is_less_than_half(long: int, w
     assert len(choices.asking(ReadsPart(long, min(long, 132)))) == ways
 
 
+@pytest.mark.parametrize(
+    ("near_stands", "all_stands", "least"),
+    [(1.0, 1.0, 2.0), (0.7, 0.85, 1.3), (0.35, 0.8, 0.97), (0.5, 0.5, 0.97), (0.0, 0.0, 0.97)],
+)
+def test_to_find_out_what_the_end_of_a_prompt_is_worth_costs_little(
+    near_stands: float, all_stands: float, least: float
+) -> None:
+    """Eight answers of 128 tokens behind prompts of 900, of which the target is always sure."""
+    planner, costs = AdaptivePlanner(quick_costs()), quick_costs()
+    rng = np.random.default_rng(0)
+    spent = plain = 0.0
+    for _ in range(8):
+        drafter, length = ReadsPart(900, 132), 901
+        planner.begin(900)
+        while length < 1028:
+            owed, seconds, stood = (drafter.owed, drafter.short), 0.0, 0
+            room = 1027 - length
+            draft = planner.draft({"model": drafter}, text_of(length), room, Sampler(GREEDY, 4))
+            if draft:
+                near = drafter.asked_near[-1]
+                rate = near_stands if near else all_stands
+                while stood < len(draft) and rng.random() < rate:
+                    stood += 1
+                seconds = costs.draft("model", len(draft), owed[near], length)
+            check = costs.seconds("check", len(draft) + 1, length)
+            rows = np.zeros((len(draft) + 1, 4), np.float32)
+            rows[:, 0] = 5.0
+            planner.observe(Outcome(draft, stood, 3, seconds, check, length, rows))
+            spent += seconds + check
+            plain += (stood + 1) * costs.seconds("check", 1, length)
+            length += stood + 1
+    assert plain / spent > least
+
+
+def test_what_was_owed_is_no_longer_told_once_it_is_read() -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), ReadsPart(270, 132)
+    planner.begin(270)
+    assert planner.status().reason == ""
+    assert planner.draft({"model": drafter}, text_of(271), 0, Sampler(GREEDY, 4)) == NO_DRAFT
+    assert planner.status().reason == ""  # nobody was asked
+    draft = planner.draft({"model": drafter}, text_of(271), 1000, Sampler(GREEDY, 4))
+    assert "read 270 tokens first" in planner.status().reason
+    rows = np.zeros((len(draft) + 1, 4), np.float32)
+    planner.observe(Outcome(draft, len(draft), 3, 1.0, 0.2, 271, rows))
+    assert planner.status().drafter == "model"
+    assert "first" not in planner.status().reason
+
+
 @pytest.mark.parametrize("stands", [True, False])
 def test_what_a_drafter_is_worth_is_learnt_apart_where_it_knows_the_end_alone(
     stands: bool,
@@ -273,12 +321,15 @@ def test_what_a_drafter_is_worth_is_learnt_apart_where_it_knows_the_end_alone(
     for length in range(901, 1000):
         draft = planner.draft({"model": drafter}, text_of(length), 1000, Sampler(GREEDY, 4))
         rows = np.zeros((len(draft) + 1, 4), np.float32)
+        rows[:, 0] = 5.0  # a text of which the target is sure
         came = len(draft) if stands else 0
         planner.observe(Outcome(draft, came, 3, 0.02 * len(draft), 0.15, length, rows))
     assert all(drafter.asked_near)
     rates = planner._known.models
-    assert (rates["model, near"].outlook.rate > 0.9) == stands
-    assert rates["model"].confidence.rate(9.5) == planner._known.model("other").confidence.rate(9.5)
+    assert (rates["model", True].outlook.rate > 0.9) == stands
+    assert rates["model", False].confidence.rate(9.5) == planner._known.model(
+        "other"
+    ).confidence.rate(9.5)
     assert (len(drafter.sizes) > 90) == stands
     again = AdaptivePlanner(quick_costs())
     again.recall(planner.to_json())
@@ -574,8 +625,11 @@ def test_a_drafter_without_confidences_is_judged_by_what_stood() -> None:
 
 
 def test_the_status_before_anything_is_known() -> None:
-    status = AdaptivePlanner(quick_costs()).status()
-    assert (status.parked, status.reason, status.gain) == (True, "no drafter has a guess", None)
+    planner = AdaptivePlanner(quick_costs())
+    status = planner.status()
+    assert (status.parked, status.reason, status.gain) == (True, "", None)
+    planner.draft({"lookup": LookupDrafter()}, text_of(1), 9, Sampler(GREEDY, 4))
+    assert planner.status().reason == "no drafter has a guess"
     assert FixedPlanner((), 0).status().parked
     assert FixedPlanner(["model"], 3).status().reason == "the lookahead is set to 3"
 

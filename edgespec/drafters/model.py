@@ -57,6 +57,7 @@ class ModelDrafter:
         self._prompt = sys.maxsize  # where the answer begins
         self._asked: TokenIds | None = None  # the text of which `_found` is
         self._found: dict[bool, tuple[int, TokenIds]] = {}  # by `near`: see `_to_read`
+        self._hole: int | None = None  # where what it left out begins, to be near alone
 
     def begin(self, length: int) -> None:
         """See `Drafter.begin`."""
@@ -74,12 +75,14 @@ class ModelDrafter:
     ) -> Draft:
         """See `Drafter.propose`."""
         kept, missing = self._to_read(tokens, near)
+        spared = np.setdiff1d(self._to_read(tokens, False)[1], missing) if near else missing[:0]
         self._asked = None  # what follows changes the cache
         # The last draft token is never fed, hence the one more that fits.
         room = self._cache.session.context_size - kept - len(missing) + 1
         max_tokens = min(max_tokens, room)
         if max_tokens <= 0:
             return NO_DRAFT
+        self._hole = int(spared[0]) if len(spared) else None
         self._cache.rollback(kept)
         self._at.truncate(self._cache.length)
         pending: TokenIds | list[int] = tokens[missing]
@@ -115,15 +118,21 @@ class ModelDrafter:
             self._asked = tokens
             self._found.clear()
         if near not in self._found:
-            self._found[near] = self._find(tokens, min(NEAR, self._reads) if near else self._reads)
+            self._found[near] = self._find(tokens, near)
         return self._found[near]
 
-    def _find(self, tokens: TokenIds, reads: int) -> tuple[int, TokenIds]:
-        """See `_to_read`; `reads` is how much of a prompt it is to know."""
+    def _find(self, tokens: TokenIds, near: bool) -> tuple[int, TokenIds]:
+        reads = (
+            min(NEAR, self._reads) if near else self._reads
+        )  # how much of a prompt it is to know
         newest = len(tokens) - 1  # is always read, so that there is a row
         at = self._at.view[: np.searchsorted(self._at.view, newest)]
         kept = self._cache.shared(tokens[np.append(at, newest)])
         at = at[:kept]
+        if self._hole is not None and not near:
+            behind = int(np.searchsorted(at, self._hole))
+            if behind < kept and at[behind] > min(self._prompt, len(tokens)) - reads:
+                kept, at = behind, at[:behind]
         missing = self._unread(int(at[-1]) + 1 if kept else 0, len(tokens), reads)
         if not self._serves(np.concatenate([at, missing]), len(tokens), reads):
             kept = min(kept, FIRST)
