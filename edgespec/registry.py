@@ -8,6 +8,7 @@ RegistryError that names the file, the line and the key.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ LOOKUP = "lookup"
 MODEL = "model"
 """In a choice of drafters: every drafter of the pair that is a model."""
 
-# Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
-# this much on top of the weights. Only for entries that don't say what they need.
-_OVERHEAD_BYTES = 400_000_000
+OVERHEAD_BYTES = 400_000_000
+"""Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
+this much on top of the weights. Only for what doesn't say what it needs.
+"""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Registry:
             return self.default
         if name in self.pairs:
             return self.pairs[name]
-        if name.endswith((".gguf", ".onnx")) or Path(name).exists():
+        if name.endswith((".gguf", ".onnx")) or os.path.exists(name):  # noqa: PTH110 - never raises
             raise RegistryError(f"{name} is a path and no pair: name it with --target {name}")
         raise _unknown(name, self.pairs, "pair")
 
@@ -236,12 +238,15 @@ def graph_files(graph: Path) -> list[Path]:
 
 def size_on_disk(path: Path) -> int:
     """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it.
-    0 where nothing is.
+    0 where nothing is, or nothing that may be read.
     """
-    files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
-    if path.suffix == ".onnx" and path.is_file():
-        files = graph_files(path)
-    return sum(file.stat().st_size for file in files if file.is_file())
+    try:
+        files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
+        if path.suffix == ".onnx" and path.is_file():
+            files = graph_files(path)
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except OSError:  # a folder of somebody else's, or a disk that went away
+        return 0
 
 
 def _source(table: Table) -> Source:
@@ -306,7 +311,7 @@ def _pair(table: Table, models: Mapping[str, ModelSpec]) -> PairSpec:
         description=table.get("description", str),
         memory_bytes=table.positive("memory_bytes")
         if "memory_bytes" in table.data
-        else sum(model.size_bytes + _OVERHEAD_BYTES for model in used),
+        else sum(model.size_bytes + OVERHEAD_BYTES for model in used),
         untested=table.get("untested", bool, False) or any(model.untested for model in used),
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeSession, fake_model
+from rich.cells import cell_len
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
@@ -264,6 +265,43 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(out)
     assert len(listed) == len(rows) - 1
     assert {"pair", "here", "untested", "drafters", "memory_bytes"} <= listed[0].keys()
+
+
+def test_what_a_models_file_says_stays_in_its_column(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = user_models_file().parent
+    folder.mkdir(parents=True)
+    evil = "m\\u001b]0;title\\u0007\\nit"
+    user_models_file().write_text(
+        f'[models."{evil}"]\nsource = {{ kind = "file", path = "gone.gguf" }}\nformat = "gguf"\n'
+        f'licence = "{evil}"\n[pairs."日本語 e\\u0301{evil}"]\ntarget = "{evil}"\n'
+        f'drafters = ["{evil}"]\ndescription = "no"\n',
+        encoding="utf-8",
+    )
+    out = in_process(capsys, "models")[1]
+    assert not [c for c in out if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0]
+    rows = out.splitlines()
+    (row,) = [row for row in rows if row.startswith("日本語")]
+    seen = "m\u241b]0;title\u2407 it"
+    assert row.count(seen) == 3 and row.endswith("missing")
+    first, *_ = row.partition("0 bytes")
+    assert cell_len(first) == rows[0].index("DOWNLOAD")
+
+
+def commands_of(words: Sequence[str]) -> dict[str, tuple[str | None, str]]:
+    """The commands that are known where these words are read: what --help says of each."""
+    (found,) = [
+        action for action in cli._parser(words)._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]  # fmt: skip
+    lines = {listed.dest: listed.help for listed in found._choices_actions}
+    return {name: (lines.get(name), parser.format_help()) for name, parser in found.choices.items()}
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_is_called_as_its_module_and_reads_the_same_alone(name: str) -> None:
+    known = commands_of([])
+    assert list(known) == list(cli.COMMANDS)
+    assert commands_of([name]) == {name: known[name]} and known[name][0]
 
 
 # ------------------------------------------------------------------------------ answers

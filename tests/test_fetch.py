@@ -27,7 +27,7 @@ import pytest
 from hub_server import COMMIT, HubServer
 
 from edgespec.errors import FetchError, HashMismatch
-from edgespec.fetch import default_cache_dir, fetch, is_here, local_path, sources
+from edgespec.fetch import default_cache_dir, fetch, is_here, local_path, lost, sources
 from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -295,6 +295,30 @@ def test_a_named_hash_is_compared_before_a_file_counts_as_ready(
     assert local_path(own, cache_dir=cache) is None and is_here(own, cache_dir=cache)
     assert fetch(own, cache_dir=cache) == file == local_path(own, cache_dir=cache)
     assert local_path(replace(own, sha256="0" * 64), cache_dir=cache) is None
+
+
+def test_a_touched_file_is_neither_lost_nor_ready(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(CONTENT)
+    own = spec(FileSource(file))
+    fetch(own, cache_dir=cache)
+    os.utime(file, (1, 1))
+    assert is_here(own, cache_dir=cache) and lost([own]) == ""
+    assert local_path(own, cache_dir=cache) is None, "its bytes are compared anew"
+    assert fetch(own, cache_dir=cache) == file == local_path(own, cache_dir=cache)
+    file.unlink()
+    assert not is_here(own, cache_dir=cache) and "there is no such file" in lost([own])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there, such a name is one of a file that isn't there")
+def test_a_file_that_cannot_be_looked_at_is_told(tmp_path: Path, cache: Path) -> None:
+    far = tmp_path / ("x" * 300)  # more than a file's name may have
+    own = spec(FileSource(far))
+    assert not is_here(own, cache_dir=cache) and local_path(own, cache_dir=cache) is None
+    assert "can't be read: File name too long" in lost([own])
+    with pytest.raises(FetchError, match="File name too long"):
+        fetch(own, cache_dir=cache)
+    assert not is_here(spec(WHEEL), cache_dir=far)
 
 
 def test_full_disk_is_seen_before_the_download(server: HubServer, cache: Path) -> None:

@@ -163,6 +163,15 @@ def test_mistakes_are_told_with_line_and_key(
     assert message.endswith(".")
 
 
+def test_a_path_that_cannot_be_looked_at_has_no_size(tmp_path: Path) -> None:
+    """As in a folder of somebody else's, or on a disk that went away."""
+    name = "x" * 300  # more than a file's name may have
+    registry = load_registry(write(tmp_path, GOOD.replace("weights/mine", name)))
+    assert registry.model("mine").size_bytes == 0
+    with pytest.raises(RegistryError, match="no pair called"):
+        registry.pair(name)
+
+
 def test_two_defaults_are_refused(tmp_path: Path) -> None:
     second = '[pairs.b]\ntarget = "mine"\ndescription = "b"\ndrafters = []\ndefault = true\n'
     text = GOOD + "default = true\n" + second

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unicodedata
 from typing import TYPE_CHECKING
+
+from edgespec.terminal import printable
 
 if TYPE_CHECKING:
     from edgespec.registry import ModelSpec
@@ -53,21 +56,35 @@ def run(args: argparse.Namespace) -> int:
         state += ["untested"] * pair.untested + ["default"] * (pair is registry.default)
         table.append(
             (
-                pair.name,
+                _plain(pair.name),
                 human_bytes(pair.size_bytes),
                 human_bytes(pair.memory_bytes),
-                ", ".join(pair.licences),
-                ", ".join(map(_name, pair.drafters)),
+                _plain(", ".join(pair.licences)),
+                _plain(", ".join(map(_name, pair.drafters))),
                 ", ".join(state),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
     for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        padded = (c + " " * (width - _cells(c)) for c, width in zip(row, widths, strict=True))
+        print("  ".join(padded).rstrip())
     print("untested: taken from its publisher's page, never run by us", file=sys.stderr)
     return 0
 
 
 def _name(drafter: ModelSpec | str) -> str:
     return drafter if isinstance(drafter, str) else drafter.name
+
+
+def _plain(text: str) -> str:
+    """What a models file says, in one line and with its control characters made visible."""
+    return " ".join(printable(text).split())
+
+
+def _cells(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a wide letter, none for a combining mark."""
+    return sum(
+        1 + (unicodedata.east_asian_width(letter) in "WF")
+        for letter in text
+        if unicodedata.category(letter) not in ("Mn", "Me", "Cf")
+    )

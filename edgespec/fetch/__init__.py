@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -86,15 +87,17 @@ def local_path(spec: ModelSpec, *, cache_dir: Path | None = None) -> Path | None
 def is_here(spec: ModelSpec, *, cache_dir: Path | None = None) -> bool:
     """Whether all of a model's files are on this machine, verified or not; no network, no hashing.
 
-    A file that changed since it was verified counts as missing.
+    A download that changed since it was verified counts as missing. A file of the person's own
+    doesn't: nothing else will come, and its bytes are compared anew before it is used.
     """
     cache = cache_dir or default_cache_dir()
     if not all(is_here(part, cache_dir=cache) for part in _further(spec)):
         return False
     path = _here(spec, cache)
-    if path is None or (isinstance(spec.source, FileSource) and spec.sha256 is None):
+    if path is None or isinstance(spec.source, FileSource):
         return path is not None
-    return not _record(path, cache).is_file() or _remembered(path, cache, None)
+    # os.path as in `_here`
+    return not os.path.isfile(_record(path, cache)) or _remembered(path, cache, None)  # noqa: PTH113
 
 
 def lost(missing: Iterable[ModelSpec]) -> str:
@@ -102,8 +105,20 @@ def lost(missing: Iterable[ModelSpec]) -> str:
     where there is none.
     """
     for spec in missing:
-        if isinstance(spec.source, FileSource):
-            return _not_there(spec, spec.source.path)
+        if isinstance(spec.source, FileSource) and (why := _why_lost(spec, spec.source.path)):
+            return why
+    return ""
+
+
+def _why_lost(spec: ModelSpec, path: Path) -> str:
+    """What keeps a file of the person's own from being used; "" where nothing does."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return _not_there(spec, path)
+    except OSError as error:
+        reason = error.strerror or error
+        return f"{spec.name} should be at {path}, but that can't be read: {reason}."
     return ""
 
 
@@ -140,8 +155,9 @@ def _here(spec: ModelSpec, cache: Path) -> Path | None:
     if isinstance(spec.source, HubSource):
         return hub.cached(spec.source)
     path = _destination(spec, cache)
-    folder = isinstance(spec.source, FileSource) and path.is_dir()
-    return path if path.is_file() or folder else None
+    # Path's own methods raise where a folder may not be read, or where a disk went away.
+    folder = isinstance(spec.source, FileSource) and os.path.isdir(path)  # noqa: PTH112
+    return path if folder or os.path.isfile(path) else None  # noqa: PTH113
 
 
 def _destination(spec: ModelSpec, cache: Path) -> Path:
