@@ -453,6 +453,10 @@ def test_results_are_taken_together_only_where_they_belong_together(tmp_path: Pa
     names = [t.prompt for t in both.trials if t.context is None]
     assert len(names) == len(set(names)) == 2  # the same name, but another prompt
     assert both.costs[0].seconds == {"1": [3.0, 6.0]}  # what is named twice counts once
+    with Writer(tmp_path / "hasty") as writer:  # two runs that began within a second
+        for _ in range(2):
+            writer.append(Run("2026-11-30T09:00:00+00:00", ["edgespec"], {}, {}))
+    assert len(files.read([tmp_path / "hasty"] * 2).runs) == 2
     for i, (changed, says) in enumerate((
         (replace(one, target={"sha256": "u"}), "the target is t in one file and u in another"),
         (replace(one, drafters=[]), "a drafter"),

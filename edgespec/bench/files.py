@@ -40,6 +40,7 @@ def read(paths: Iterable[Path]) -> Results:
     taken: set[Key] = set()
     for path in paths:
         prompts: dict[str, str] = {}
+        lines: set[bytes] = set()  # of this file, in which nothing stands twice by mistake
         for record in _counting(_whole_file(path), results):
             if isinstance(record, Pair):
                 prompts[record.pair] = str(record.settings.get("prompts_sha256"))
@@ -48,7 +49,7 @@ def read(paths: Iterable[Path]) -> Results:
             elif (line := _line(record)) in known:
                 continue
             else:
-                known.add(line)
+                lines.add(line)
             if isinstance(record, Trial):
                 mine = prompts.get(record.pair)
                 if record.context is None and mine != first.get(record.pair):
@@ -58,6 +59,7 @@ def read(paths: Iterable[Path]) -> Results:
                     record = replace(record, repeat=record.repeat + 1)
                 taken.add(record.key)
             results.add(record)
+        known |= lines
     return results
 
 
