@@ -400,7 +400,7 @@ def closed_with_its_runtime(runtime: Runtime) -> None:
 
 
 def cancelled_by_another_thread(runtime: Runtime) -> None:
-    generation = runtime.generate("a", GREEDY, max_tokens=4000)
+    generation = runtime.generate("a", GREEDY, max_tokens=None)  # however late it is cancelled
     reader = in_thread(lambda: list(generation))
     assert runtime.passed.wait(20)  # type: ignore[attr-defined]
     generation.cancel()
@@ -430,7 +430,7 @@ def test_closing_in_a_signal_handler_at_any_bytecode(
     def run(interrupted: Interrupted) -> None:
         finished: list[int] = []
         says = ""
-        model = fake_model(FakeSession(VOCAB, bias=LETTERS))
+        model = fake_model(FakeSession(VOCAB, bias=LETTERS, context_size=2**30))
         runtime = Runtime(model, on_close=lambda: finished.append(1))
         target = session(runtime)
         forward = target.forward
