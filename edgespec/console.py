@@ -170,6 +170,11 @@ class _Talk:
             with suppress(EdgespecError):
                 self._keep(question, generation.result, asked_at)
             raise
+        except EdgespecError as error:  # what came stays, as on the whole screen
+            if generation.text:
+                print(flush=True)
+                self._keep_failed(question, generation.text, str(error), asked_at)
+            raise
         print(flush=True)
         result = generation.result
         self._last = summary(result, self._runtime.status())
@@ -179,6 +184,13 @@ class _Talk:
     def _keep(self, question: str, result: Result, asked_at: float) -> None:
         if result.text or result.finish_reason != "cancelled":  # as the conversation keeps it
             self._turns.append(self._turn(question, result, asked_at))
+
+    def _keep_failed(self, question: str, came: str, error: str, asked_at: float) -> None:
+        from edgespec.chat import Message
+        from edgespec.tui.messages import Turn
+
+        self._conversation.messages += [Message("user", question), Message("assistant", came)]
+        self._turns.append(Turn(question, came, None, error, self._pair, asked_at))
 
     def _turn(self, question: str, result: Result, asked_at: float) -> Turn:
         from edgespec.tui.messages import Turn

@@ -30,8 +30,11 @@ class Opened(FakeRuntime):
 class Said:
     """What came of a chat."""
 
-    def __init__(self, runtime: Opened, options: dict[str, Any], code: int, err: str) -> None:
-        self.runtime, self.options, self.code, self.err = runtime, options, code, err
+    def __init__(
+        self, runtime: Opened, options: dict[str, Any], code: int, out: str, err: str
+    ) -> None:
+        self.runtime, self.options, self.code = runtime, options, code
+        self.out, self.err = out, err
         self.asked = [[message.content for message in asked] for asked in runtime.asked]
 
 
@@ -55,7 +58,7 @@ def chat(
         monkeypatch.setattr(Runtime, "open", opener)
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         code = cli.main(["chat", *args])
-        return Said(runtime, options, code, capsys.readouterr().err)
+        return Said(runtime, options, code, *capsys.readouterr())
 
     return run
 
@@ -118,6 +121,24 @@ def test_a_second_ctrl_c_keeps_the_turn(
     assert "stopped" in said.err
     (turn,) = json.loads((tmp_path / "a.json").read_text("utf-8"))["turns"]
     assert (turn["question"], turn["reason"]) == ("Why?", "cancelled") and turn["answer"]
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_what_came_before_a_failure_is_kept(chat: Chat, tmp_path: Path, rounds: int) -> None:
+    script = Script(answers=["One two three."], lengths=(1,))
+    script.breaks = (rounds, ModelError("the pass failed"))
+    said = chat("Why?\n/export a.json\nmore\n", script=script)
+    assert said.err.count("edgespec: the pass failed\n") == 2
+    if not rounds:  # as where it couldn't even begin
+        assert said.out == "" and said.asked[1] == ["more"]
+        assert "nothing to export" in said.err
+        return
+    assert said.out == "One two\n" * 2  # its line is ended
+    assert said.asked[1] == ["Why?", "One two", "more"]
+    (turn,) = json.loads((tmp_path / "a.json").read_text("utf-8"))["turns"]
+    assert (turn["question"], turn["answer"], turn["error"]) == (
+        "Why?", "One two", "the pass failed",
+    )  # fmt: skip
 
 
 def test_a_damaged_settings_file_is_told(chat: Chat, tmp_path: Path) -> None:

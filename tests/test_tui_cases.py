@@ -26,10 +26,17 @@ from tui_fakes import (
     until,
 )
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.tui import items
 from edgespec.tui.conversing import _SOON, TICK, until_next_look
-from edgespec.tui.messages import Choice, DownloadEnded, Failed, Finished, Preferences
+from edgespec.tui.messages import (
+    Choice,
+    DownloadEnded,
+    Failed,
+    Finished,
+    Preferences,
+    Settings,
+)
 from edgespec.tui.pairs import list_pairs
 from edgespec.tui.screens.download import DownloadScreen
 from edgespec.tui.screens.pairs import PairPicker
@@ -457,6 +464,80 @@ def test_choosing_the_pair_that_is_there_keeps_what_was_set() -> None:
         assert len(s.runtimes) == 2  # the setting's, and no other
 
     drive(stage(), body)
+
+
+def test_a_pair_whose_settings_cannot_be_read_is_not_loaded() -> None:
+    """Nor with the usual ones: what was said on the command line holds for every pair."""
+
+    def broken(choice: Choice) -> Settings:
+        raise ConfigError("settings.toml, line 3: no.")
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        before = s.app.settings_of
+        s.app.settings_of = broken
+        s.app._choose(Choice("other"))
+        await settled(pilot)
+        assert "settings.toml, line 3" in notices(s.app)
+        assert s.app.choice == Choice("tiny") and s.app.loaded is not None
+        assert len(s.runtimes) == 1 and not s.runtime.closed
+        s.app.settings_of = before
+        s.app._choose(Choice("other"))
+        await settled(pilot)
+        assert s.app.choice == Choice("other") and s.app.settings.top_k == 3
+
+    drive(stage(settings=Settings(top_k=3)), body)
+
+
+# ------------------------------------------------------------------------------------ the beginning
+
+
+def test_keys_before_the_saved_settings_are_read(tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await pilot.press("a")
+        await pilot.pause()
+        assert s.app.composer.text == "a" and s.app._load < 0  # nobody waits for them
+        await pilot.press("ctrl+s", "ctrl+o")
+        assert len(s.app.screen_stack) == 1 and "One moment" in notices(s.app)
+        for line in ("/settings", "/set top_k 5", "/system Sing.", "/save", "/pair smollm2"):
+            await say(pilot, line)
+            assert s.app.composer.text == line and len(s.app.screen_stack) == 1
+        assert s.app._load < 0
+        s.reading.set()
+        await until(lambda: s.app._load > 0, pilot)
+        assert s.app.settings == Settings(top_k=3)
+        await pilot.press("ctrl+s")
+        await until(lambda: len(s.app.screen_stack) == 2, pilot)
+
+    drive(stage(unread=True, settings=Settings(top_k=3), stores=store(tmp_path)), body)
+    assert not (tmp_path / "settings.toml").exists()
+
+
+@pytest.mark.parametrize("key", ["ctrl+c", "escape"])
+def test_a_stop_before_the_saved_settings_are_read_is_kept(key: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await say(pilot, "one")
+        await pilot.press(key)
+        assert s.app._load < 0 and s.app.composer.text == "one"
+        s.reading.set()
+        await until(lambda: not s.app.busy, pilot)
+        assert "Loading was stopped." in screen_text(s.app) and not s.runtimes
+        s.opening.set()
+        s.app._choose(s.app.choice)
+        await settled(pilot)
+        assert s.app.loaded is not None
+
+    drive(stage(unread=True, loading=True), body)
+
+
+def test_a_theme_that_is_not_there_is_told(tmp_path: Path) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        assert "There is no theme no[where" in notices(s.app)
+        assert s.app.theme == "edgespec-dark"
+
+    drive(stage(preferences=Preferences(theme="no[where"), stores=store(tmp_path)), body)
+    assert not (tmp_path / "settings.toml").exists()  # what the person wrote stays
 
 
 @pytest.mark.parametrize("how", ["ctrl+n", "leave"])

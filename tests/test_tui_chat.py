@@ -488,6 +488,7 @@ def test_a_conversation_is_kept_found_and_exported(tmp_path: Path) -> None:
         await say(pilot, "keep me")
         await settled(pilot)
         await say(pilot, f"/export json {tmp_path / 'out.json'}")
+        await settled(pilot)
         kept = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
         assert kept["turns"][0]["question"] == "keep me"
         await pilot.press("ctrl+n")

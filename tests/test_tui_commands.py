@@ -237,6 +237,73 @@ def test_a_damaged_list_of_models_is_told_and_no_crash(
     drive(stage(), body)
 
 
+def test_a_model_that_cannot_be_looked_at_is_told_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "x" * 300  # more than a file's name may have
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f'[models.far]\nsource = {{ kind = "file", path = "{name}.gguf" }}\nformat = "gguf"\n'
+        '[pairs.far]\ntarget = "far"\ndrafters = []\ndescription = "Far away"\n',
+        encoding="utf-8",
+    )
+    monkeypatch.setattr("edgespec.registry.user_models_file", lambda: models)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press(*"/pair", "space", "f")
+        await pilot.pause()
+        assert "/pair far" in screen_text(s.app)
+        await pilot.press("escape")
+        await say(pilot, f"/pair {name}")
+        assert "There is no pair called" in notices(s.app)
+        await pilot.press("ctrl+o")
+        await until(lambda: "can't be loaded" in screen_text(s.app), pilot)
+
+    drive(stage(), body)
+
+
+def test_the_pairs_are_read_once_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec import registry
+
+    read: list[str] = []
+    load = registry.load_registry
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        def noted() -> registry.Registry:
+            read.append(s.app.composer.text)
+            return load()
+
+        await settled(pilot)
+        monkeypatch.setattr(registry, "load_registry", noted)
+        await pilot.press(*"/pair", "space", *"smol", "backspace")
+        await pilot.pause()
+        assert read == ["/pair "] and "/pair smollm2" in screen_text(s.app)
+        s.app.composer.put("")
+        await pilot.press(*"/pair", "space")
+        await pilot.pause()
+        assert read == ["/pair "] * 2  # another line: the files may have changed
+
+    drive(stage(), body)
+
+
+def test_what_is_written_elsewhere_offers_nothing() -> None:
+    from textual.widgets import TextArea
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await pilot.press("/", "s", "escape")
+        await pilot.pause()
+        assert not s.app.suggestions.display
+        await pilot.press("ctrl+s")
+        await until(lambda: on_top("SettingsScreen")(s), pilot)
+        s.app.screen.query_one(TextArea).insert("Be brief.")
+        await pilot.pause()
+        assert not s.app.suggestions.display
+
+    drive(stage(), body)
+
+
 @pytest.mark.parametrize(
     ("line", "setting", "value"),
     [
@@ -310,6 +377,7 @@ def test_an_export_has_the_name_and_the_form_that_were_asked_for(
         await say(pilot, "hi")
         await settled(pilot)
         await say(pilot, f"/export {words}")
+        await settled(pilot)
         assert written in notices(s.app)
 
     drive(stage(), body)

@@ -364,6 +364,27 @@ def test_settings_preferences_and_copies_dont_wait_for_the_disk(
     assert stores.settings.preferences() == Preferences(panel=True, tokens=True)
 
 
+def test_an_export_waits_for_the_disk_and_the_screen_does_not(tmp_path: Path, disk: Disk) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        disk.free.clear()
+        await say(pilot, f"/export {tmp_path / 'out.md'}")
+        await until(lambda: disk.held, pilot, "a file that waits")
+        await pilot.press("x")
+        assert s.app.composer.text == "x" and disk.held and "Written" not in notices(s.app)
+        disk.free.set()
+        await settled(pilot)
+        assert "Written to" in notices(s.app)
+        await say(pilot, f"/export {tmp_path / 'out.md'}")
+        assert "is there already" in notices(s.app)
+        assert s.app.composer.text.startswith("/export")  # to be mended
+
+    drive(stage(Script(answers=["1"]), stores=store(tmp_path)), body)
+    assert (tmp_path / "out.md").read_text("utf-8").startswith("# hi\n")
+
+
 def test_a_preference_that_cannot_be_kept_is_told(tmp_path: Path, disk: Disk) -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)

@@ -121,6 +121,37 @@ def test_escape_chooses_nothing() -> None:
     assert run(Host(picker), play).answer is None
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_pairs_found_too_late_do_nothing(found: bool) -> None:
+    """Their thread may hand them over when the picker is left and not gone yet."""
+    downloads, go = FakeDownloads(), threading.Event()
+
+    def source() -> list[Any]:
+        go.wait(20)
+        return []
+
+    wanted = Choice("smollm2-1.7b")
+    app = Host(lambda: picker(downloads, source=source, wanted=wanted))
+
+    async def play() -> None:
+        async with app.run_test(notifications=True) as pilot:
+            await pilot.pause()
+            screen = app.screen
+            assert isinstance(screen, PairPicker)
+            screen.dismiss(None)
+            if found:
+                screen._fill(some_pairs(), wanted)
+            else:
+                screen._fail("/x/models.toml, line 3: no.")
+            go.set()
+            await until(pilot, lambda: app.answer is None)
+            await pilot.pause()
+            assert len(app.screen_stack) == 1 and downloads.asked == []
+            assert screen._pairs == [] and screen._rows.empty == "Looking for pairs"
+
+    asyncio.run(play())
+
+
 def test_a_click_downloads_and_then_chooses() -> None:
     downloads = FakeDownloads()
 

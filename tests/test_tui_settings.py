@@ -9,6 +9,7 @@ import threading
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,8 @@ from edgespec.tui.export import (
     export,
     file_name,
 )
-from edgespec.tui.messages import Figures, Preferences, Settings, Turn
-from edgespec.tui.pairs import check_file, list_pairs, too_big
+from edgespec.tui.messages import Choice, Figures, Preferences, Settings, Turn
+from edgespec.tui.pairs import PairInfo, check_file, list_pairs, too_big
 from edgespec.tui.settings import (
     FIELDS,
     PRESETS,
@@ -220,6 +221,14 @@ def test_a_file_that_cannot_be_used_is_told_and_kept(
     assert [entry.name for entry in tmp_path.iterdir()] == ["s.toml"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there, such a name is one of a file that isn't there")
+def test_a_file_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / ("x" * 300))  # more than a file's name may have
+    for read in (lambda: file.settings("x"), file.preferences):
+        with pytest.raises(ConfigError, match=r"Can't read .*name too long"):
+            read()
+
+
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text('\ufeff# mine\n[pairs.x]\ntemperature = 1 # as int\nsystem = ""\n', "utf-8")
@@ -268,6 +277,47 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert "top_k = 3" in real.read_text("utf-8")
     assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_settings_of_a_file_are_kept_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SettingsFile(tmp_path / "s.toml")
+    one, two = (str(tmp_path / name / "onnx" / "model.onnx") for name in ("one", "two"))
+    file.save_settings("model.onnx", Settings(top_k=1))  # as edgespec once did
+    assert [file.settings(Choice(target=x).key).top_k for x in (one, two)] == [1, 1]
+    file.save_settings(Choice(target=one).key, Settings(top_k=2))
+    file.save_settings(Choice(target=two).key, Settings())
+    again = SettingsFile(file.path)
+    assert again.settings(Choice(target=one).key) == Settings(top_k=2)
+    assert again.settings(Choice(target=two).key) == Settings()
+    assert again.settings("model.onnx") == Settings(top_k=1)
+    Path(one).parent.mkdir(parents=True)
+    monkeypatch.chdir(Path(one).parent)
+    assert Choice(target="model.onnx").key == Choice(target="../onnx/model.onnx").key == one
+    assert Choice("a pair").key == "a pair"
+
+
+HUB = "hub/models--some--model/snapshots/abc123"
+
+
+@pytest.mark.parametrize(
+    ("target", "label"),
+    [
+        ("a/b.gguf", "b.gguf"),
+        ("SmolLM2", "SmolLM2"),
+        ("SmolLM2/onnx", "SmolLM2/onnx"),
+        ("SmolLM2/model.onnx", "SmolLM2/model.onnx"),
+        ("SmolLM2/onnx/model.onnx", "SmolLM2/onnx/model.onnx"),
+        ("SmolLM2/.", "SmolLM2"),
+        ("SmolLM2/onnx/..", "SmolLM2"),
+        (HUB, "some/model"),
+        (f"{HUB}/onnx/model_q4.onnx", "some/model/onnx/model_q4.onnx"),
+        (f"{HUB}/a.gguf", "a.gguf"),
+    ],
+)
+def test_a_file_is_called_by_what_tells_it_apart(tmp_path: Path, target: str, label: str) -> None:
+    assert Choice(target=f"{tmp_path}/{target}").label == label
 
 
 # -------------------------------------------------------------------------------------------- pairs
@@ -322,6 +372,25 @@ def test_pairs(registry: Registry, tmp_path: Path) -> None:
     assert all(info.too_big == "" for info in list_pairs(registry, here=lambda spec: False))
 
 
+def test_a_files_memory_is_that_of_what_is_loaded(registry: Registry, tmp_path: Path) -> None:
+    folder = tmp_path / "SmolLM2"
+    (folder / "onnx").mkdir(parents=True)
+    graph = folder / "onnx" / "model.onnx"
+    graph.write_bytes(bytes(100))
+    graph.with_name("model.onnx.data").write_bytes(bytes(5000))
+    (folder / "model.safetensors").write_bytes(bytes(70_000))  # a checkpoint beside it
+
+    def info(path: Path) -> PairInfo:
+        return list_pairs(registry, [str(path)], here=lambda spec: False)[0]
+
+    assert [info(path).memory_bytes for path in (folder, graph)] == [400_005_100] * 2
+    graph.unlink()
+    assert "no ONNX model" in info(folder).problem and "not there any more" in info(graph).problem
+    for name in ("a.onnx", "b.onnx"):
+        (folder / name).touch()
+    assert "name one of a.onnx, b.onnx" in info(folder).problem
+
+
 def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "a model.bin"
     write_tiny(model)
@@ -359,6 +428,19 @@ TURNS = (
     Turn("And [/] \x1b[31m?", "An open fence\n~~~~\n# not a heading", "cancelled", pair="a*b"),
     Turn("More", "", None, "the model file vanished"),
 )  # fmt: skip
+
+
+def test_one_parser_reads_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MarkdownIt] = []
+
+    class Noted(MarkdownIt):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr("markdown_it.MarkdownIt", Noted)
+    as_markdown(TURNS * 3, system="Be short.")
+    assert len(made) <= 1
 
 
 def test_markdown_of_a_conversation() -> None:

@@ -82,6 +82,7 @@ class Script:
     lengths: Sequence[int] = (1, 3, 5, 2, 1, 4)  # tokens in each round, over and over
     seconds: float = 0.05  # of a round
     reason: str = "end"
+    breaks: tuple[int, EdgespecError] | None = None  # what fails behind so many rounds
 
 
 class FakeRuntime:
@@ -166,6 +167,7 @@ class FakeGeneration:
         self.cancelled = threading.Event()
         self._runtime, self._text, self._options = runtime, text, options
         self._result: Result | None = None
+        self.text = ""
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -175,10 +177,13 @@ class FakeGeneration:
         ids = runtime.words.ids(self._text)[: self._options["max_tokens"]]
         said: list[str] = []
         at = number = 0
+        breaks = runtime.script.breaks
         while at < len(ids):
             runtime.wait_for_permit(self)
             if self.cancelled.is_set():
                 break
+            if breaks is not None and number == breaks[0]:
+                raise breaks[1]
             lengths, status = runtime.script.lengths, runtime.script.status
             size = 1 if status.parked or not at else lengths[number % len(lengths)]
             tokens = ids[at : at + size]
@@ -198,6 +203,7 @@ class FakeGeneration:
             runtime.context_used = counters.prompt_tokens + at
             text = b"".join(map(runtime.words.token_bytes, tokens)).decode()
             said.append(text)
+            self.text = "".join(said)
             probs = ()
             if self._options.get("logprobs") is not None:
                 probs = tuple(TokenLogprobs(token, -0.1 * (token % 9)) for token in tokens)
@@ -221,6 +227,7 @@ class Stage:
     runtimes: list[FakeRuntime]
     opening: threading.Event  # loading ends when this is set
     fail: list[EdgespecError]  # what the next loads raise
+    reading: threading.Event  # the saved settings are read when this is set
 
     @property
     def runtime(self) -> FakeRuntime:
@@ -232,6 +239,7 @@ def stage(
     *,
     held: bool = False,
     loading: bool = False,
+    unread: bool = False,
     stores: Stores | None = None,
     preferences: Preferences | None = None,
     settings: Settings | None = None,
@@ -242,13 +250,17 @@ def stage(
 ) -> Stage:
     """An app that isn't running yet.
 
-    `held`: rounds wait for `allow`; `loading`: the load waits for `opening`; `tick`: seconds from
+    `held`: rounds wait for `allow`; `loading`: the load waits for `opening`; `unread`: the settings
+    wait for `reading`, and what waits for them goes on at last; `tick`: seconds from
     one look at the events to the next, whatever drawing takes.
     """
     clock = Clock()
     opening = threading.Event()
     if not loading:
         opening.set()
+    reading = threading.Event()
+    if not unread:
+        reading.set()
     found: list[FakeRuntime] = []
     fail: list[EdgespecError] = []
 
@@ -260,10 +272,14 @@ def stage(
         found.append(FakeRuntime(script or Script(), clock, held=held))
         return found[-1]
 
+    def settings_of(choice: Choice) -> Settings:
+        reading.wait(5)  # a screen that waits for it goes on at last, and the test fails
+        return settings or Settings()
+
     app = ChatApp(
         Bridge(opener, fetcher, clock),  # type: ignore[arg-type]
         choice or Choice("tiny"),
-        lambda label: settings or Settings(),
+        settings_of,
         stores or Stores(),
         preferences or Preferences(),
         remember=remember,
@@ -272,7 +288,7 @@ def stage(
         clock=clock,
         wall_clock=clock,
     )
-    return Stage(app, clock, found, opening, fail)
+    return Stage(app, clock, found, opening, fail, reading)
 
 
 Body = Callable[[Any, Stage], Awaitable[None]]

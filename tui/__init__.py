@@ -22,7 +22,7 @@ Who says what
                        now, and none follows it (a new turn, one asked again, one continued). A
                        thread calls Writer.put (fsync; OSError); the app takes failures ten times
                        a second. What else reads or changes the history waits for it (`settle`).
-                       Another Saving takes settings, preferences and copies (`later`)
+                       Another Saving takes settings, preferences, copies and exports (`later`)
     picker -> app      dismiss(Choice), after `app.bridge.download(pair)` where it was needed; it
                        sees Downloading and DownloadEnded through `handle`
     history list       dismiss(conversation id) to resume it

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 from textual import events
@@ -20,7 +21,7 @@ from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import Footer, TextArea
 
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
@@ -40,6 +41,19 @@ _WIDE = 104
 """Columns from which the panel stands beside the conversation."""
 _PATIENCE = 0.5
 """Seconds that leaving waits for models that are computing or loading."""
+_NEED_SETTINGS = ("pair", "system", "set", "save", "settings")
+"""Commands that look at the pair's settings or change them."""
+_AHEAD = """
+    markdown_it.tree edgespec.tui.highlighting pygments.lexers.python
+    edgespec.tui.screens.pairs edgespec.tui.screens.settings edgespec.tui.screens.history
+""".split()
+"""What the first message and the first screens need; imported while the pair is loaded, as the
+screen would stand still for it later."""
+
+
+def _import_ahead() -> None:
+    for name in _AHEAD:
+        import_module(name)
 
 
 class ChatScreen(Screen[None]):
@@ -80,6 +94,7 @@ class ChatApp(Doing):
         self.suggestions = Suggestions()
         self.search = SearchBar()
         self._match = 0
+        self._offered: tuple[str, list[str]] = ("", [])  # a command, and what may follow it
         self.failure = ""
         self._wear(self.preferences.theme)
 
@@ -128,17 +143,24 @@ class ChatApp(Doing):
             if hasattr(signal, name):
                 with suppress(NotImplementedError, RuntimeError, ValueError):
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
-        self.call_after_refresh(self._start)
+        # As a worker: until the settings are read, the screen draws what is typed.
+        self.call_after_refresh(self.run_worker, self._start)
 
     async def _start(self) -> None:
+        if (theme := self.preferences.theme) not in self.available_themes:
+            known = f"{self.theme} is used, and /theme lists what there is."
+            self.tell(f"There is no theme {one_line(theme)}: {known}", "warning")
         try:
-            settings = await asyncio.to_thread(self.settings_of, self.choice.label)
+            settings = await asyncio.to_thread(self.settings_of, self.choice)
         except EdgespecError as error:
             self.failure = str(error)
             self.exit(return_code=1)
             return
         self.open_pair(self.choice, settings)
+        if self._stopped_early:
+            self.bridge.cancel_load()
         self.start_ticking()
+        self.run_worker(_import_ahead, thread=True, exit_on_error=False)
 
     def watch_theme(self, name: str) -> None:
         """A theme that was chosen is there the next time."""
@@ -234,18 +256,22 @@ class ChatApp(Doing):
         elif event.key == "up" and self.talk.turns:
             self.action_edit()
 
-    def on_text_area_changed(self) -> None:
+    def on_text_area_changed(self, event: TextArea.Changed) -> None:
         """Offer what the line could become; whoever empties it doesn't edit any more."""
+        if event.text_area is not self.composer:
+            return
         text = self.composer.text
         if not text and not self.composer.sending:
             self.editing = None
-        lines = commands.completions(text, self._values(text))
+        name = text[1:].partition(" ")[0] if text.startswith("/") and " " in text else ""
+        if name != self._offered[0]:
+            self._offered = name, self._values(name)
+        lines = commands.completions(text, self._offered[1])
         self.suggestions.offer([] if lines == [text] else lines)
         self.composer.menu = self.suggestions.display
 
-    def _values(self, line: str) -> list[str]:
-        """What may follow a command's name."""
-        name = line[1:].partition(" ")[0] if line.startswith("/") and " " in line else ""
+    def _values(self, name: str) -> list[str]:
+        """What may follow a command's name; it may read files, so once is enough for a line."""
         if name == "set":
             from edgespec.tui.settings import FIELDS
 
@@ -261,6 +287,8 @@ class ChatApp(Doing):
 
     def run_command(self, command: commands.Command, words: str) -> bool:
         """Do what a command says; False where it can't be, and the person was told why."""
+        if command.name in _NEED_SETTINGS and self.awaits_settings():
+            return False
         with_words = getattr(self, f"command_{command.name}", None)
         try:
             if with_words is not None:

@@ -76,6 +76,7 @@ class Conversing(Showing):
         super().__init__(*args, **options)
         self._load = -1
         self._loading = True
+        self._stopped_early = False  # before the pair's settings were read
         self._remembered = remember  # the pair to begin with the next time, once it is loaded
         self._answer: items.Answer | None = None
         self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
@@ -237,6 +238,7 @@ class Conversing(Showing):
         """Stop what is under way; a question that waits comes back to the composer."""
         self.stop_answer()
         if self._loading:
+            self._stopped_early = not self.has_settings
             self.bridge.cancel_load()
             self._say("stopping")
 
@@ -248,6 +250,11 @@ class Conversing(Showing):
             self._say("stopping")
             for seconds in _SOON:
                 self.set_timer(seconds, self._drain)
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the first pair's settings were read, and its load was asked for."""
+        return self._load > 0
 
     @property
     def busy(self) -> bool:

@@ -153,7 +153,8 @@ class Doing(Conversing):
 
     def action_pair(self) -> None:
         """Choose a pair."""
-        self.command_pair("")
+        if not self.awaits_settings():
+            self.command_pair("")
 
     def action_history(self) -> None:
         """Choose a conversation."""
@@ -164,18 +165,20 @@ class Doing(Conversing):
 
     def action_settings(self) -> None:
         """Look at all settings."""
+        if self.awaits_settings():
+            return
         from edgespec.tui.screens.settings import SettingsScreen
 
         self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set_all)
 
     def action_save(self) -> None:
         """Keep this pair's settings."""
-        store, label, settings = self.stores.settings, self.choice.label, self.settings
+        store, choice, settings = self.stores.settings, self.choice, self.settings
 
         def save() -> str:
             assert store is not None
-            store.save_settings(label, settings)
-            return f"The settings of {one_line(label)} are saved."
+            store.save_settings(choice.key, settings)
+            return f"The settings of {one_line(choice.label)} are saved."
 
         if store is not None:
             self.stores.writing.later(save)
@@ -240,8 +243,9 @@ class Doing(Conversing):
             self._copy(codes[block - 1])
 
     def command_export(self, words: str) -> None:
-        """Write the conversation to a file."""
-        from edgespec.tui.export import export, file_name
+        """Have the conversation written to a file; a name that can't be is told at once."""
+        from edgespec.tui.export import destination, export, file_name
+        from edgespec.tui.records import title_of
 
         if not self.talk.turns:
             self.tell("There is nothing to export yet.")
@@ -249,13 +253,15 @@ class Doing(Conversing):
         form, _, rest = words.partition(" ")
         if form not in ("md", "json"):
             form, rest = "", words
-        title = self.talk.turns[0].question
-        if self._writer is not None and self.stores.history is not None:
-            self.stores.history.saving.settle()
-            title = self._writer.title
-        path = Path(rest.strip() or f"{file_name(title)}.{form or 'md'}")
-        written = export(path, self.talk.turns, title=title, system=self.settings.system, form=form)
-        self.tell(f"Written to {written}")
+        named = destination(Path(rest.strip()), form) if rest.strip() else None
+        turns, system, writer = tuple(self.talk.turns), self.settings.system, self._writer
+
+        def write() -> str:
+            title = (writer.title if writer is not None else "") or title_of(turns[0].question)
+            path = named or Path(f"{file_name(title)}.{form or 'md'}")
+            return f"Written to {export(path, turns, title=title, system=system, form=form)}"
+
+        self.stores.writing.later(write)
 
     def command_search(self, text: str) -> None:
         """Find text."""
@@ -292,6 +298,12 @@ class Doing(Conversing):
 
     # ------------------------------------------------------------------------------------- helpers
 
+    def awaits_settings(self) -> bool:
+        """Whether the saved settings aren't there yet to be looked at or changed; it is told."""
+        if not self.has_settings:
+            self.tell("One moment: the saved settings are being read.", "warning")
+        return not self.has_settings
+
     def _copy(self, text: str) -> None:
         from edgespec.tui.clipboard import copy
 
@@ -304,16 +316,19 @@ class Doing(Conversing):
             self._driver.write(sequence)
 
     def _choose(self, choice: Choice | None) -> None:
-        """Load what was chosen, unless it is or will be; the conversation stays."""
+        """Load what was chosen, unless it is or will be; the conversation stays.
+
+        Where its settings can't be read, the pair that is there stays too.
+        """
         if choice is None:
             return
-        self._remembered = choice.pair or ""
         comes = self._loading and self.bridge.goes_on(self._load)  # a download joined its own
         if choice == self.choice and (comes or self.loaded is not None):
+            self._remembered = choice.pair or ""
             if self.loaded is not None and self._remembered:
                 self.prefer(last_pair=self._remembered)
-        else:
-            settings = self.kept(self.settings_of, choice.label) or Settings()
+        elif (settings := self.kept(self.settings_of, choice)) is not None:
+            self._remembered = choice.pair or ""
             self.stop()
             self.open_pair(choice, settings)
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 from edgespec.tui.files import write_new, write_whole
 from edgespec.tui.messages import Turn
 from edgespec.tui.records import json_text, turn_as_json
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 FORMATS = (".md", ".json")
 
@@ -51,12 +56,33 @@ def export(
             write_whole(path, data)
         else:
             write_new(path, data)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder for "~"
+    except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, FileExistsError) and path.exists():
-            raise AlreadyThere(f"{printable(str(path))} is there already.") from error
-        why = getattr(error, "strerror", None) or error
-        raise ExportFailed(f"Can't write {printable(str(path))}: {why}.") from error
+            raise _already_there(path) from error
+        raise _failed(path, error) from error
     return path
+
+
+def destination(path: Path, form: str = "") -> Path:
+    """The file that `export` would write, which isn't there yet; raises as that does."""
+    try:
+        path = _file(path, form)
+        there = path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _failed(path, error) from error
+    if there:
+        raise _already_there(path)
+    return path
+
+
+def _already_there(path: Path) -> AlreadyThere:
+    return AlreadyThere(f"{printable(str(path))} is there already.")
+
+
+def _failed(path: Path, error: Exception) -> ExportFailed:
+    """What to tell of an OSError, a ValueError, or a RuntimeError: no home folder for "~"."""
+    why = getattr(error, "strerror", None) or error
+    return ExportFailed(f"Can't write {printable(str(path))}: {why}.")
 
 
 def _file(path: Path, form: str) -> Path:
@@ -131,11 +157,16 @@ def contained(text: str) -> str:
     return f"{fence_mark}text\n{text}\n{fence_mark}"
 
 
-def _ends_by_itself(text: str) -> bool:
-    """Whether a heading behind the text is read as a heading, in no list, fence or comment."""
+@cache
+def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
-    tokens = MarkdownIt("commonmark").parse(f"{text}\n\n## The next one\n")
+    return MarkdownIt("commonmark")
+
+
+def _ends_by_itself(text: str) -> bool:
+    """Whether a heading behind the text is read as a heading, in no list, fence or comment."""
+    tokens = _parser().parse(f"{text}\n\n## The next one\n")
     ends = tokens[-3:]
     return (
         [token.type for token in ends] == ["heading_open", "inline", "heading_close"]

@@ -6,6 +6,7 @@ about an answer names its turn, so that a late token of an old turn is known as 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,11 +30,31 @@ class Choice(NamedTuple):
     target: str | None = None
 
     @property
-    def label(self) -> str:
-        """How people know it, and the name under which its settings are kept."""
+    def key(self) -> str:
+        """The name under which its settings are kept: a pair's own, or the whole path of a file."""
         if self.target is not None:
-            return Path(self.target).name
+            return os.path.abspath(os.path.expanduser(self.target))  # noqa: PTH100, PTH111 - no errors
         return self.pair or "the default pair"
+
+    @property
+    def label(self) -> str:
+        """How people know it: a pair's name, or a file's with as much of its path as tells it."""
+        return self.key if self.target is None else _told_apart(Path(self.key))
+
+
+def _told_apart(path: Path) -> str:
+    """A model's name: that of its file, behind that of its folder where many files have that name.
+
+    A folder of the hub's cache is called after a commit, and its model after the repository.
+    """
+    parts = [path.name or str(path)]
+    while (path.name == "onnx" or path.suffix == ".onnx") and path.parent.name:
+        path = path.parent
+        parts.insert(0, path.name)
+    repo = path.parent.parent.name
+    if path.parent.name == "snapshots" and repo.startswith("models--"):
+        parts[0] = repo.removeprefix("models--").replace("--", "/")
+    return "/".join(parts)
 
 
 @dataclass(frozen=True)

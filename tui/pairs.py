@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.errors import ConfigError
+from edgespec.backends import onnx_folder
+from edgespec.errors import ConfigError, ModelFormatError
 from edgespec.fetch import is_here, lost
 from edgespec.gguf import read_header
-from edgespec.registry import ModelSpec, PairSpec, Registry
+from edgespec.registry import OVERHEAD_BYTES, ModelSpec, PairSpec, Registry, size_on_disk
 from edgespec.terminal import printable
 from edgespec.tui.messages import Choice
 from edgespec.units import human_bytes
-
-_OVERHEAD_BYTES = 400_000_000
-"""Cache and working buffers of a model whose needs nobody wrote down; as the registry reckons."""
 
 _SHARE = 0.75
 """Of the memory that one program can have: the system and a browser have the rest."""
@@ -144,19 +142,25 @@ def _of_pair(
 
 
 def _of_file(name: str, memory_bytes: int | None) -> PairInfo:
-    path, choice = Path(name), Choice(target=name)
+    path, need, problem = Path(name), 0, ""
     try:
-        # A model's folder has its files in it or one below: what lies deeper may be a whole disk.
-        inside = (*path.glob("*"), *path.glob("*/*"))
-        files = [file for file in inside if file.is_file()] if path.is_dir() else [path]
-        need = sum(file.stat().st_size for file in files) + _OVERHEAD_BYTES
-    except OSError as error:
-        why = "is not there any more" if isinstance(error, FileNotFoundError) else error.strerror
-        return PairInfo(choice, str(path.parent), problem=f"{name} {why}.", added=True)
+        path.stat()
+        model = onnx_folder.find(path) if path.is_dir() else None
+        if model is None and path.is_dir():
+            problem = f"There is no ONNX model in {name} any more."
+        else:  # of a folder, what is loaded: other graphs and checkpoints may lie beside it
+            need = size_on_disk(path if model is None else model.graph) + OVERHEAD_BYTES
+    except (FileNotFoundError, NotADirectoryError):
+        problem = f"{name} is not there any more."
+    except (OSError, ValueError) as error:
+        problem = f"{name} can't be read: {getattr(error, 'strerror', None) or error}."
+    except ModelFormatError as error:  # several graphs, or a damaged configuration
+        problem = str(error)
     return PairInfo(
-        choice,
+        Choice(target=name),
         str(path.parent),
         memory_bytes=need,
         too_big=too_big(need, memory_bytes),
+        problem=problem,
         added=True,
     )

@@ -7,8 +7,8 @@ couldn't be run with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,12 @@ class SettingsFile:
         self._seen = Preferences()
 
     def settings(self, pair: str) -> Settings:
-        """A pair's settings, the usual ones where none were saved. Raises ConfigError."""
-        return self._read().pairs.get(pair, Settings())
+        """A pair's settings, or a model file's by its path; the usual ones where none were saved.
+
+        Raises ConfigError.
+        """
+        pairs = self._read().pairs
+        return pairs.get(pair, pairs.get(_earlier_name(pair), Settings()))
 
     def preferences(self) -> Preferences:
         """What holds for every pair; what is saved for pairs isn't checked. Raises ConfigError."""
@@ -84,8 +88,9 @@ class SettingsFile:
         return _Contents({}, Preferences(), ()) if document is None else _contents(document)
 
     def _document(self) -> Document | None:
-        if not self.path.exists():
-            return None
+        with suppress(OSError):  # where it can't even be looked at, reading it says why
+            if not self.path.exists():
+                return None
         from edgespec.tomlfile import Document
 
         return Document(self.path)
@@ -108,6 +113,12 @@ class SettingsFile:
                 f"Can't save the settings in {printable(str(self.path))}: "
                 f"{error.strerror or error}."
             ) from error
+
+
+def _earlier_name(pair: str) -> str:
+    """The name under which edgespec once kept a file's settings: its own, without its folder."""
+    path = Path(pair)
+    return path.name if path.is_absolute() else pair
 
 
 def _refuse_unwritable(name: str) -> None:
@@ -181,6 +192,12 @@ def _texts(table: Table, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _hides(name: str, pairs: Mapping[str, object]) -> bool:
+    """Whether a file's empty table says something: the usual settings hold, and no earlier ones."""
+    earlier = _earlier_name(name)
+    return earlier != name and earlier in pairs
+
+
 def _as_toml(contents: _Contents) -> bytes:
     import tomli_w
 
@@ -200,6 +217,6 @@ def _as_toml(contents: _Contents) -> bytes:
         }
         for name, settings in contents.pairs.items()
     }
-    if kept := {name: table for name, table in pairs.items() if table}:
+    if kept := {name: table for name, table in pairs.items() if table or _hides(name, pairs)}:
         data["pairs"] = kept
     return (_HEAD + tomli_w.dumps(data)).encode()

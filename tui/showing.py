@@ -52,14 +52,14 @@ class Showing(App[None]):
         self,
         bridge: Bridge,
         choice: Choice,
-        settings: Callable[[str], Settings],
+        settings: Callable[[Choice], Settings],
         stores: Stores,
         preferences: Preferences,
         *,
         clock: Callable[[], float] = perf_counter,
         wall_clock: Callable[[], float] = time,
     ) -> None:
-        """`settings` gives those of a pair by its label; it may take its time, and raise."""
+        """`settings` gives those of a pair; it may take its time, and raise."""
         super().__init__()
         self.bridge = bridge
         self.choice = choice

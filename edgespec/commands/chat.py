@@ -56,7 +56,7 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
     file = SettingsFile()
     preferences = file.preferences()
     choice = _choice(args, preferences)
-    saved = file.settings(choice.label)
+    saved = file.settings(choice.key)
     settings = _settings(args, given, saved)
     if reason and sys.stdin.isatty():
         say(f"note: the chat is line by line, since {reason}")
@@ -95,9 +95,9 @@ def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     preferences = file.preferences()
     choice = _choice(args, preferences)
 
-    def settings(label: str) -> Settings:
+    def settings(choice: Choice) -> Settings:
         """Saved ones are for the pair they were saved for; the command line is for all."""
-        return _settings(args, given, file.settings(label))
+        return _settings(args, given, file.settings(choice.key))
 
     bridge = Bridge(device=args.device, allow_cpu=args.allow_cpu)
     remember = _newly_named(args, preferences)
