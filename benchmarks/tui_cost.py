@@ -59,6 +59,11 @@ class Screen:
         self.folder = folder
         (folder / "settings.toml").write_text("panel = true\n", encoding="utf-8")
         self._end, other = pty.openpty()
+        # What is typed before the chat has the terminal isn't to be echoed by that, nor Ctrl+Q lost.
+        modes = termios.tcgetattr(other)
+        modes[0] &= ~termios.IXON
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(other, termios.TCSANOW, modes)
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         environment = os.environ | {
             "TERM": "xterm-256color", "LANG": "C.UTF-8", "EDGESPEC_DATA": str(folder),
@@ -110,7 +115,7 @@ def start(options: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         screen = Screen(options, 1, Path(folder))
-        screen.wait_for("\x1b[?1049h", 30)  # the other screen: from here on it echoes by itself
+        screen.wait_for("\x1b[?1049h", 30)  # the chat has the terminal
         screen.type(KEYS[0])
         screen.wait_for(KEYS[0], 30)
         spent = time.perf_counter() - began

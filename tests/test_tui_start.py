@@ -107,6 +107,30 @@ def test_nothing_that_can_wait_is_imported_before_the_first_picture(tmp_path: Pa
     assert own <= set(EARLY.split())
 
 
+AHEAD = """
+import sys
+from tui_fakes import drive, stage, until
+
+later = {"markdown_it.tree", "edgespec.tui.highlighting", "edgespec.tui.screens.pairs"}
+
+async def body(pilot, s):
+    assert not later & sys.modules.keys()
+    s.reading.set()
+    await until(lambda: later <= sys.modules.keys(), pilot, "imported")
+    assert s.app.loaded is None
+
+drive(stage(unread=True, loading=True), body)
+"""
+
+
+def test_what_the_first_message_needs_is_imported_while_the_pair_is_loaded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=60,
+        cwd=Path(__file__).parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("how", ["key", "signal"])
 def test_the_terminal_is_as_it_was_after_leaving(how: str, tmp_path: Path) -> None:
