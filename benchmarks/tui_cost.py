@@ -59,7 +59,7 @@ class Screen:
         self.folder = folder
         (folder / "settings.toml").write_text("panel = true\n", encoding="utf-8")
         self._end, other = pty.openpty()
-        # What is typed before the chat has the terminal isn't to be echoed by that, nor Ctrl+Q lost.
+        # Before the chat has it, the terminal isn't to echo what is typed, nor to take Ctrl+Q.
         modes = termios.tcgetattr(other)
         modes[0] &= ~termios.IXON
         modes[3] &= ~termios.ECHO
