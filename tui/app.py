@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar
 
 from textual import events
@@ -43,17 +42,6 @@ _PATIENCE = 0.5
 """Seconds that leaving waits for models that are computing or loading."""
 _NEED_SETTINGS = ("pair", "system", "set", "save", "settings")
 """Commands that look at the pair's settings or change them."""
-_AHEAD = """
-    markdown_it.tree edgespec.tui.highlighting pygments.lexers.python
-    edgespec.tui.screens.pairs edgespec.tui.screens.settings edgespec.tui.screens.history
-""".split()
-"""What the first message and the first screens need; imported while the pair is loaded, as the
-screen would stand still for it later."""
-
-
-def _import_ahead() -> None:
-    for name in _AHEAD:
-        import_module(name)
 
 
 class ChatScreen(Screen[None]):
@@ -160,7 +148,9 @@ class ChatApp(Doing):
         if self._stopped_early:
             self.bridge.cancel_load()
         self.start_ticking()
-        self.run_worker(_import_ahead, thread=True, exit_on_error=False)
+        from edgespec.tui.ahead import import_ahead
+
+        self.run_worker(import_ahead, thread=True, exit_on_error=False)
 
     def watch_theme(self, name: str) -> None:
         """A theme that was chosen is there the next time."""
