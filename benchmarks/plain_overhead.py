@@ -22,7 +22,7 @@ import numpy as np
 
 from edgespec import Runtime, SamplingParams
 from edgespec.backends.llama import LlamaSession
-from edgespec.backends.native_thread import _executor
+from edgespec.backends.native_thread import compute
 from edgespec.chat import Message
 from edgespec.platform import usable_cpus
 
@@ -96,7 +96,7 @@ def main() -> None:
         loop = BareLoop(args.model, runtime.context_size)
         ids = runtime.encode_messages([Message("user", PROMPT)])
         for _ in range(args.repeat):
-            bare.append(_executor.submit(loop.run, ids, args.tokens).result())
+            bare.append(compute(loop.run, ids, args.tokens))
             spent, rest, rounds = passes.answer(runtime, ids, args.tokens)
             ours.append(spent / rounds)
             python.append(rest / rounds)

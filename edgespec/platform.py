@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -207,6 +208,12 @@ def c_function(name: str) -> int:
 
     library = ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Have it called in every child process made by forking, where a system can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
 
 
 def limit_spinning() -> None:

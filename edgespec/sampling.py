@@ -187,7 +187,7 @@ class Sampler:
     def argmax(self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model") -> int:
         """The likeliest token of a row; ties go to the lowest id."""
         row = self.adjusted(row, ahead, model=model)
-        token = int(np.argmax(row))  # the first NaN, where there is one
+        token = int(row.argmax())  # the first NaN, where there is one
         self._check_peak(float(row[token]), model)
         return token
 

@@ -212,8 +212,8 @@ class CachedSession:
 
         Where it can't, the cache keeps a token too many, and `align` sees whether that matters.
         """
-        if self.session.can_rollback:
-            self.rollback(min(length, self.session.length))
+        if length < self.session.length and self.session.can_rollback:
+            self.rollback(length)
 
 
 @dataclass

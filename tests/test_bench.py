@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -817,12 +818,14 @@ else:
     hello = json.loads(sys.stdin.readline())
     print(json.dumps({"settings": hello["settings"] or ["plain", "fast"], "versions": {"it": "1"}}))
     sys.stdout.flush()
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
         if asked["setting"] == "broken":
             print("this is no reply")
         elif asked["setting"] == "empty":
             print("{}")
+        elif asked["setting"] == "picky" and number % 2:
+            print(json.dumps({"error": "ValueError: not\\nthis one"}))
         elif asked["setting"] == "number":
             print(3)
         else:
@@ -1178,6 +1181,29 @@ def test_peers_that_fail_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
             continue
         assert code == 1 and says in err.splitlines()[-1], err
         assert shown == "" and not (out / "report.html").exists()
+
+
+def test_a_peer_may_leave_a_prompt_unanswered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others' answers count, it goes on with the next prompt, and the reason is told."""
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    asked = "".join(f'{{"turns": ["{text}"]}}\n' for text in ("Hi.", "Ho.", "Ha."))
+    (tmp_path / "p.jsonl").write_text(asked, encoding="utf-8")
+    (tmp_path / "it.py").write_text(PEER, encoding="utf-8")
+    args = (
+        "bench", "--target", target, "--lookahead", "1", "--threads", "1", "--tokens", "2",
+        "--prompts", tmp_path / "p.jsonl", "--peer", f"{tmp_path / 'it.py'}:picky",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    code, shown, err = in_process(capsys, *args)
+    assert code == 0, err
+    trials = files.read([tmp_path / "out"]).trials
+    assert [len(trial.answers) for trial in trials] == [2, 3, 2]
+    says = "it/picky gave no answer 2 of 3 times: it can't do this: ValueError: not this one"
+    assert says in shown.splitlines()
+    assert escape(says) in (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert in_process(capsys, *args)[1] == shown  # nothing is asked again
 
 
 def test_what_was_measured_is_shown_whatever_became_of_the_rest(

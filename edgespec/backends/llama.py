@@ -43,6 +43,11 @@ _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no 
 _MAX_CONTEXT = 2**31 - 1  # a position is an int32
 _REPACKED_TYPES = frozenset({lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL})
 
+# As llama_cpp declares it, a pointer comes, of which ctypes takes long to tell the address.
+_logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+    ctypes.cast(lib.llama_get_logits, ctypes.c_void_p).value or 0
+)
+
 
 class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
@@ -108,6 +113,7 @@ class LlamaSession:
         self.context_size = min(context_size, int(lib.llama_n_ctx(handle)))
         self._row_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
         self.vocab_size = self._row_size
+        self._views: dict[tuple[int, int], Logits] = {}  # by address and rows
         self.can_rollback = True
         self._model = model  # keeps the weights while the context lives
         self._cancel = cancel
@@ -236,12 +242,16 @@ class LlamaSession:
             raise ModelError(f"{self.name} was given an id outside its vocabulary") from None
 
     def _logits(self, rows: int) -> Logits:
-        address = ctypes.cast(lib.llama_get_logits(self._handle), ctypes.c_void_p).value
+        """The rows of the last pass, (rows, V), as they lie in llama.cpp's memory."""
+        address = _logits_address(self._handle)
         if not address:
             raise ModelError(f"{self.name} returned no logits")
-        floats = (ctypes.c_float * (rows * self._row_size)).from_address(address)
-        logits: Logits = np.frombuffer(memoryview(floats), np.float32)
-        return logits.reshape(rows, self._row_size)
+        view = self._views.get((address, rows))
+        if view is None:  # to make one takes longer than all else here, and it stays where it is
+            floats = (ctypes.c_float * (rows * self._row_size)).from_address(address)
+            view = np.frombuffer(memoryview(floats), np.float32).reshape(rows, self._row_size)
+            self._views[address, rows] = view
+        return view
 
     def _truncate(self, length: int) -> None:
         """Back to `length`, or to nothing where the model can't; never raises."""

@@ -10,17 +10,60 @@ Invariant: a call returns, or raises, only when the native code is done.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from edgespec.errors import Cancelled
+from edgespec.platform import after_fork
 
 _T = TypeVar("_T")
 _POLL_S = 0.02
 
-_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-native")
+
+class _NativeThread:
+    """A thread that runs what is put into its queue, until the program ends.
+
+    A pass is handed over in a third of the time that `ThreadPoolExecutor` takes, and Ctrl+C can't
+    come while a lock is held: `SimpleQueue` is C.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="edgespec-native", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        if self.ended:
+            raise Cancelled("the program is ending")
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Finish what was put, and take no more: Python must not end inside of native code."""
+        self.ended = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or what it holds would live until the next one comes
+
+
+_native = _NativeThread()
+
+
+def _begin() -> None:
+    """Start a thread in a child process, which has none of its parent's."""
+    global _native
+    _native = _NativeThread()
+
+
+atexit.register(lambda: _native.end())
+after_fork(_begin)
 
 
 def compute(
@@ -34,12 +77,9 @@ def compute(
     `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, to
     make the native code return early.
     """
-    job = _Job(function, args)  # before it is handed over: Ctrl+C in `submit` must not lose it
+    job = _Job(function, args)  # before it is handed over: Ctrl+C must not lose it
     try:
-        try:
-            _executor.submit(job.run)
-        except RuntimeError:  # what an executor says once the interpreter shuts down
-            raise Cancelled("the program is ending") from None
+        _native.put(job.run)
         if watch is None:
             job.wait()
         else:

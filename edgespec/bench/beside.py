@@ -100,6 +100,16 @@ def left_out(
         )
 
 
+def unanswered(results: Results, pair: str) -> Iterator[str]:
+    """A sentence for each side that gave no answer to some prompts, with the first reason."""
+    trials = [trial for trial in results.trials if trial.pair == pair]
+    for side in results.sides(pair):
+        reasons = [trial.unanswered[side] for trial in trials if side in trial.unanswered]
+        if reasons:
+            asked = len(reasons) + sum(trial.answer(side) is not None for trial in trials)
+            yield f"{side} gave no answer {len(reasons)} of {asked} times: {reasons[0]}"
+
+
 def energy(results: Results, pair: str) -> dict[str, float] | None:
     """Joules a token of the sides whose energy was told, over the prompts that all of those
     answered; None where no side's was.

@@ -38,6 +38,10 @@ def peer_name(script: Path) -> str:
     return one_line(script.stem.replace("_", "-"))
 
 
+class Unanswered(EdgespecError):
+    """A request that a program said it can't answer; it is there for the next one."""
+
+
 class Peer:
     """A running peer process."""
 
@@ -95,7 +99,9 @@ class Peer:
         self.details = hello | {"script": script_hash(script)}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request and its reply."""
+        """One request and its reply; raises `Unanswered` for a refusal, and for a program that is
+        gone any other EdgespecError.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -117,7 +123,7 @@ class Peer:
             self._kill()
             raise
         if "error" in reply:
-            raise EdgespecError(f"{self.name} can't do this: {reply['error']}")
+            raise Unanswered(f"{self.name} can't do this: {one_line(str(reply['error']))}")
         return reply
 
     def _read(self) -> None:

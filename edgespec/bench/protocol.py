@@ -2,9 +2,9 @@
 
 The protocol is Spec-Bench's (Xia et al. 2024): batch 1, by category. Caches are empty before each
 answer. The order of the sides changes from trial to trial, so that a machine that gets slower by
-the minute slows all of them alike. Invariant: what is written is one whole trial; a measurement
-that was stopped goes on with the trials that are missing; what doesn't fit the context is refused
-before the first of them.
+the minute slows all of them alike. Invariant: what is written is one whole trial, in which only
+another program may have said that it can't answer; a measurement that was stopped goes on with the
+trials that are missing; what doesn't fit the context is refused before the first of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from edgespec.bench.exactness import difference
 from edgespec.bench.files import Writer
+from edgespec.bench.peers import Unanswered
 from edgespec.bench.prompts import Prompt, long_prompt
 from edgespec.bench.record import Answer, Key, Trial
 from edgespec.bench.sides import PLAIN, RuntimeSide, Side
@@ -208,12 +209,16 @@ def _trial(
     if sampling.seed is not None:
         sampling = replace(sampling, seed=sampling.seed + task.repeat)
     answers: list[Answer] = []
+    unanswered: dict[str, str] = {}
     for side in sides:
-        if task.context is not None and isinstance(side, RuntimeSide):
-            # What was read stays: a long text's first pass would take minutes on each side.
-            answers.append(side.answer(ids, plan.max_tokens, sampling, read=True))
-        else:
-            answers.append(side.answer(ids, plan.max_tokens, sampling))
+        try:
+            if task.context is not None and isinstance(side, RuntimeSide):
+                # What was read stays: a long text's first pass would take minutes on each side.
+                answers.append(side.answer(ids, plan.max_tokens, sampling, read=True))
+            else:
+                answers.append(side.answer(ids, plan.max_tokens, sampling))
+        except Unanswered as error:
+            unanswered[side.name] = str(error)
     return Trial(
         pair=plan.pair,
         prompt=task.name,
@@ -224,6 +229,7 @@ def _trial(
         ended=datetime.now(UTC).isoformat(timespec="seconds"),
         answers=_compared(runtime, ids, answers, sampling),
         context=task.context,
+        unanswered=unanswered,
     )
 
 

@@ -95,6 +95,7 @@ class Trial:
     """One prompt, answered by every side in turn, in the order of `answers`.
 
     `context` is the prompt's intended length where that is what was measured, else None.
+    `unanswered` says of other programs that gave no answer why, by side.
     """
 
     kind: ClassVar[str] = "trial"
@@ -107,6 +108,7 @@ class Trial:
     ended: str
     answers: list[Answer]
     context: int | None = None
+    unanswered: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:

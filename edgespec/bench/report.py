@@ -19,6 +19,7 @@ from edgespec.bench.beside import (
     energy,
     left_out,
     split_sides,
+    unanswered,
 )
 from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
@@ -243,7 +244,8 @@ def _peers(
         f"peer is shown at whichever of its settings was fastest in the category. {SHARED}",
         charts.intervals("speed beside other programs", rows, names, "edgespec, plain"),
     )
-    yield from (f"<p>{escape(sentence)}</p>" for sentence in left_out(results, pair, sides, peers))
+    told = (*left_out(results, pair, sides, peers), *unanswered(results, pair))
+    yield from (f"<p>{escape(sentence)}</p>" for sentence in told)
 
 
 def _energy(results: Results, pair: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from edgespec.bench.beside import (
     energy,
     left_out,
     split_sides,
+    unanswered,
 )
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
@@ -54,6 +55,7 @@ def lines(results: Results) -> Iterator[str]:
         elif not contexts(results, pair):
             yield "nothing was measured yet"
         yield from wholes(results, pair, sides)
+        yield from unanswered(results, pair)
         yield from _lengths(results, pair, sides)
         yield from _peers(results, pair, sides)
         yield from _energy(results, pair)
