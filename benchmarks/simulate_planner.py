@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from simulator import MACHINES, PROCESSES, Game, Played, fixed_cost, make_text, oracle_cost
+from simulator import FAR, MACHINES, PROCESSES, Game, Played, fixed_cost, make_text, oracle_cost
 
 from edgespec.adaptive import AdaptivePlanner
 
@@ -47,6 +47,8 @@ class Scenario:
 def scenarios() -> Iterator[Scenario]:
     """Every machine with every process, then what differs from the usual."""
     for machine in MACHINES:
+        if machine.startswith("far"):
+            continue
         for process in PROCESSES:
             if machine == "q4_1":
                 kinds = ("lookup",)
@@ -56,6 +58,9 @@ def scenarios() -> Iterator[Scenario]:
                 kinds = ("model",)
             for kind in kinds:
                 yield Scenario(machine, process, kind)
+    for machine in ("far q4_1", "far gpu"):
+        for process in ("copying", "steady 0.6"):
+            yield Scenario(machine, process, "lookup", FAR)
     yield Scenario("apple", "prose/code", "model", {"informed": 0.0, "certain": 0.0}, "blind")
     for machine in ("f16", "gpu", "q4_k_m"):
         for process in ("steady 0.6", "bursty", "code/prose", "prose/code"):

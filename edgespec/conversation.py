@@ -126,7 +126,7 @@ class Conversation:
         `begun` are tokens of an answer that goes on.
         """
         size = self._runtime.context_size
-        room = size - min(size // 4, max_tokens or size)
+        room = size - min(size // 4, size if max_tokens is None else max_tokens)
         head = [Message("system", self.system)] if self.system else []
 
         def prompt(kept: int) -> list[int]:

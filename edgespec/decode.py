@@ -1,9 +1,9 @@
 """The loop: draft, check, commit, roll back. Token ids only.
 
-Invariants, after every round and however it ends: `target.length == len(tokens) - 1`, the newest
-token not being in the cache yet; and ids, text and cache end at the same token, because whatever
-ends the text cuts the round before it is committed. (A model that can't forget may end a text with
-more in its cache; it is never drafted for.)
+Invariants, after every round: `target.length == len(tokens) - 1`, the newest token not being in the
+cache yet; and ids, text and cache end at the same token, because whatever ends the text cuts the
+round before it is committed. (A model that can't forget may end a text with more in its cache; it
+is never drafted for. Behind a round that failed the cache may hold its draft until `align`.)
 """
 
 from __future__ import annotations

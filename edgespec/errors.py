@@ -9,7 +9,8 @@
     │   ├── ModelFormatError   not a model file, or a damaged one
     │   ├── IncompatiblePair   target and drafter don't share their tokens
     │   ├── RollbackError      this model can't forget a part of its cache
-    │   └── NumericalError     logits that hold NaN, or nothing to choose from
+    │   └── NumericalError     logits that hold NaN
+    │       └── NothingLeft    no token to choose from
     ├── ExportError            a checkpoint that can't become a model file, or not faithfully
     ├── TemplateError          a chat template that can't be rendered, or takes too much
     ├── ContextFull            the text doesn't fit the context
@@ -59,7 +60,11 @@ class RollbackError(ModelError):
 
 
 class NumericalError(ModelError):
-    """Logits that hold NaN or +inf, or a distribution with no token left in it."""
+    """Logits that hold NaN or +inf, or no token to choose from."""
+
+
+class NothingLeft(NumericalError):
+    """A row in which every token is banned or -inf."""
 
 
 class ExportError(EdgespecError):

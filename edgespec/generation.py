@@ -341,6 +341,7 @@ class _Answer:
                     step.drafter, step.drafted, step.accepted, rejected=step.rejected
                 )
         counters.tokens = self._length
+        counters.ended = step.finish_reason == "end"
 
     def _finish(self, reason: FinishReason) -> None:
         # Closed early, tokens whose text was still held back are left out like the text.

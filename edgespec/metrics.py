@@ -27,13 +27,15 @@ class DrafterCounts:
 class Counters:
     """One answer's counters; times in seconds.
 
-    `rounds` and `decode_seconds` leave out the first round, which is the prompt's.
+    `rounds` and `decode_seconds` leave out the first round, which is the prompt's. `ended`: an end
+    token was decoded, which `tokens` leaves out.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
     rounds: int = 0
+    ended: bool = False
     ttft_seconds: float | None = None
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -64,13 +66,16 @@ class Counters:
         return self.accepted / self.drafted if self.drafted else None
 
     @property
+    def decoded(self) -> int:
+        """Tokens behind the first, an end token included."""
+        return max(0, self.tokens - 1 + self.ended)
+
+    @property
     def mean_accepted_length(self) -> float | None:
         """Tokens per round, the recovered or bonus token included; the prompt's round left out."""
-        return (self.tokens - 1) / self.rounds if self.rounds and self.tokens else None
+        return self.decoded / self.rounds if self.rounds and self.tokens else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """Of decoding alone: the first token belongs to the prompt."""
-        if self.tokens < 2 or self.decode_seconds <= 0:
-            return None
-        return (self.tokens - 1) / self.decode_seconds
+        return self.decoded / self.decode_seconds if self.decoded and self.decode_seconds else None

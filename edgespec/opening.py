@@ -5,6 +5,7 @@ Invariant: whatever can't work is found here, before the first token, and said i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def find_files(
         chosen = [LOOKUP] if drafters is None else drafters
         if MODEL in chosen:
             raise ConfigError("there is no drafter model to choose: name its file with --drafter")
-        if not expanded(target).exists() and str(target) in load_registry().pairs:
+        if not _exists(target) and str(target) in load_registry().pairs:
             raise ConfigError(f"{target} is a pair and no file: name it with --pair {target}")
         _refuse_two(chosen)
         _refuse_missing(chosen)
@@ -94,6 +95,11 @@ def find_files(
     return _local(spec.target, fetch, report), local
 
 
+def _exists(path: Path | str) -> bool:
+    # Path's own method raises where it can't look.
+    return os.path.exists(expanded(path))  # noqa: PTH110
+
+
 def _refuse_two(drafters: Sequence[str]) -> None:
     """One lookup and one model can take turns; two models have no way to yet."""
     models = [name for name in drafters if name != LOOKUP]
@@ -107,7 +113,7 @@ def _refuse_two(drafters: Sequence[str]) -> None:
 
 def _refuse_missing(drafters: Sequence[str]) -> None:
     for name in drafters:
-        if name != LOOKUP and not expanded(name).exists():
+        if name != LOOKUP and not _exists(name):
             raise ConfigError(
                 f"there is no drafter {name}: choose {LOOKUP}, {MODEL} (those of a pair) or a "
                 "model file that is there"

@@ -97,6 +97,9 @@ class FixedPlanner:
     ) -> Draft:
         lookahead = min(self._lookahead, room)
         for name in self._drafters if lookahead > 0 else ():
+            if name not in drafters:
+                there = ", ".join(drafters) or "none"
+                raise ConfigError(f"this runtime has no drafter {name!r} (it has: {there})")
             draft = drafters[name].propose(tokens, lookahead, sampler)
             assert draft.probs is None or not drafters[name].free
             last = name == self._drafters[-1]

@@ -216,6 +216,17 @@ def after_fork(call: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=call)
 
 
+def terminal_gone(descriptor: int) -> bool:
+    """Whether the terminal behind a descriptor was hung up; False where a system doesn't tell."""
+    import select
+
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is always told
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
 def limit_spinning() -> None:
     """On a busy machine, have OpenMP threads that wait for each other give the processor up soon.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.categorical import Categorical, from_logits, largest
-from edgespec.errors import ConfigError, NumericalError
+from edgespec.errors import ConfigError, NothingLeft, NumericalError
 from edgespec.noise import PositionNoise
 from edgespec.penalties import TokenCounts
 from edgespec.session import TokenIds
@@ -179,6 +179,8 @@ class Sampler:
         row[self._bias_ids[fits]] += self._bias[fits]
         row[self._banned[self._banned < len(row)]] = -np.inf
         if params.steps:
+            if len(row) < self.width:  # a step is given as many logits by whichever model
+                row = np.pad(row, (0, self.width - len(row)), constant_values=-np.inf)
             past = self._past.tokens(ahead)
             for step in params.steps:
                 row = _checked(step(row, past), len(row), step)
@@ -196,7 +198,8 @@ class Sampler:
     ) -> Categorical:
         """What the next token is drawn from, after every step; a point mass at temperature 0.
 
-        Raises `NumericalError`, naming the model, on NaN or +inf and where no token is left.
+        Raises `NumericalError`, naming the model, on NaN or +inf; `NothingLeft` where no token is
+        left.
         """
         params = self.params
         if params.greedy:
@@ -222,10 +225,10 @@ class Sampler:
 
     def _check_peak(self, peak: float, model: str) -> None:
         """Of the logits that a token is chosen from."""
-        if np.isfinite(peak):
+        if math.isfinite(peak):
             return
         if peak == -np.inf:
-            raise NumericalError(
+            raise NothingLeft(
                 f"no token is left to choose from in the logits of {model}: every one is banned "
                 "or -inf; allow some"
             )

@@ -98,13 +98,21 @@ class CancelFlag:
     @contextmanager
     def stopping(self) -> Iterator[None]:
         """Stop the pass that another thread is in; a flag that is set meanwhile stays set."""
-        self._bytes[0] = b"\1"
+        self.interrupt()
         try:
             yield
         finally:
-            self._bytes[0] = b"\0"
-            if self._asked:  # looked at after the reset, so that nothing is lost in between
-                self._bytes[0] = b"\1"
+            self.resume()
+
+    def interrupt(self) -> None:
+        """Stop the pass that is under way, until `resume`."""
+        self._bytes[0] = b"\1"
+
+    def resume(self) -> None:
+        """Behind `interrupt`; a flag that was set stays so."""
+        self._bytes[0] = b"\0"
+        if self._asked:  # looked at after the reset, so that nothing is lost in between
+            self._bytes[0] = b"\1"
 
     def is_set(self) -> bool:
         return bool(self._bytes[0] != b"\0")

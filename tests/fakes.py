@@ -69,6 +69,8 @@ class FakeSession:
         try:
             for token in tokens:
                 self._cancel.check()
+                if not 0 <= token < self.vocab_size:
+                    raise ModelError(f"{self.name} was given an id outside its vocabulary")
                 self.cache.append(int(token))
                 if self._seconds:
                     time.sleep(self._seconds)

@@ -60,6 +60,7 @@ class Machine:
     throttled: float = 1.0  # everything's cost in the second half
     crowded: float = 1.0  # likewise, of what a batch costs over one token
     stale: float = 1.0  # what batches seemed to cost, likewise, when they were measured
+    short: Array | None = None  # costs behind a short text, where they were measured, if others
 
     def check_cost(self, tokens: int, late: bool) -> float:
         cost = float(self.check[tokens])
@@ -76,7 +77,12 @@ class Machine:
 
     def measured(self, rng: np.random.Generator) -> Costs:
         """What `measure` would have found at the start: the median of a few passes each."""
-        check = affordable(lambda n: 1 + self.stale * (self.check_cost(n, False) - 1))
+        if self.short is None:
+            check = affordable(lambda n: 1 + self.stale * (self.check_cost(n, False) - 1))
+        else:
+            short, plain = self.short, float(self.short[1])
+            check = affordable(lambda n: float(short[n]) / plain)
+            check = {n: plain * cost for n, cost in check.items()}
         model = {n: self.draft_cost(1, n, False) for n in READS}
         spread = self.noise / 2
         return Costs(
@@ -87,18 +93,26 @@ class Machine:
         )
 
 
+_Q4_1 = curve({1: 1, 2: 1.48, 3: 2.17, 4: 2.37, 8: 4.5})
+_GPU = curve({1: 1, 2: 1.02, 8: 1.08, 17: 1.2})
 _F16 = Machine(curve({1: 1, 2: 1.06, 3: 1.14, 4: 1.46, 8: 2.2, 16: 3.9}), 0.16, 0.05)
 MACHINES: dict[str, Machine] = {
-    "q4_1": Machine(curve({1: 1, 2: 1.48, 3: 2.17, 4: 2.37, 8: 4.5}), 0.4, 0.12),
+    "q4_1": Machine(_Q4_1, 0.4, 0.12),
     "q4_k_m": Machine(curve({1: 1, 2: 1.6, 3: 2.1, 4: 2.7, 8: 7.0}), 0.4, 0.12),
     "f16": _F16,
-    "gpu": Machine(curve({1: 1, 2: 1.02, 8: 1.08, 17: 1.2}), 0.22, 0.004),
+    "gpu": Machine(_GPU, 0.22, 0.004),
     "apple": Machine(curve({1: 1, 2: 1.9, 4: 2.1, 8: 2.3, 17: 2.7}), 0.15, 0.02),
     "noisy f16": replace(_F16, noise=0.3, spikes=0.02),
     "throttled f16": replace(_F16, noise=0.1, throttled=2.0),
     "crowded f16": replace(_F16, noise=0.1, crowded=5.0),
     "stale f16": replace(_F16, noise=0.1, stale=3.0),
+    # Behind 8,000 tokens five sixths of a plain token's time are attention: once for each token
+    # of a batch, as llama.cpp's on a CPU, or once for all of them.
+    "far q4_1": Machine(_Q4_1 / 6 + 5 / 6 * np.arange(LONGEST + 1), 0.4, 0.12, short=_Q4_1 / 6),
+    "far gpu": Machine(_GPU / 3 + 2 / 3, 0.22, 0.004, short=_GPU / 3),
 }
+FAR = {"answers": ((8000, 128),) * 12}
+"""What a text on a far machine is made with."""
 
 
 @dataclass(frozen=True)

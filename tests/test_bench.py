@@ -26,6 +26,7 @@ from tiny_gguf import write_tiny
 
 from edgespec import Runtime, cli, platform
 from edgespec.bench import (
+    beside,
     charts,
     driver,
     files,
@@ -54,6 +55,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.platform import EnergyMeter, cpu_name
 from edgespec.sampling import GREEDY, SamplingParams
+from edgespec.terminal import columns
 from edgespec.text import TextStream
 
 
@@ -743,8 +745,8 @@ def test_long_and_wide_names_leave_room_for_the_scale() -> None:
     assert two - one > 150
     named = [e for e in root if (e.text or "").startswith(("xx", "模"))]
     assert max(float(e.attrib["x"]) + svg.text_width(e.text or "") for e in named) < one
-    columns = list(table._columns([("A", "B"), ("模型", "x"), ("abcd", "y")]))
-    assert [cell_len(line) for line in columns] == [7, 7, 7]
+    lines = columns([("A", "B"), ("模型", "x"), ("abcd", "y")])
+    assert [cell_len(line) for line in lines] == [7, 7, 7]
 
 
 def test_the_speed_over_length_has_each_peer_at_its_best(tmp_path: Path) -> None:
@@ -909,12 +911,14 @@ def test_a_measurement_from_the_command_line(
         (["smollm2", "--report", __file__], 1, "leave out smollm2, or --report"),
         (["--report", __file__, "--tokens", "5"], 1, "leave out --tokens, or --report"),
         (["--compare", "a", "b", "--peer", "x.py"], 1, "leave out --peer, or --compare"),
+        (["--compare", "a", "b"], 1, "leave out --out, or --compare"),  # --out is given to all
     ],
 )
 def test_what_makes_no_sense(
     args: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    got, out, err = in_process(capsys, "bench", "--out", tmp_path / "o", *args)
+    where = () if args[:2] == ["--compare", "none"] else ("--out", tmp_path / "o")
+    got, out, err = in_process(capsys, "bench", *where, *args)
     assert (got, out) == (code, "") and says in err
 
 
@@ -1202,8 +1206,25 @@ def test_a_peer_may_leave_a_prompt_unanswered(
     assert [len(trial.answers) for trial in trials] == [2, 3, 2]
     says = "it/picky gave no answer 2 of 3 times: it can't do this: ValueError: not this one"
     assert says in shown.splitlines()
+    assert err.count("it/picky gave no answer to ") == 1  # told when it first happens
     assert escape(says) in (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert in_process(capsys, *args)[1] == shown  # nothing is asked again
+
+
+def test_a_setting_that_left_a_prompt_unanswered_is_not_the_best(tmp_path: Path) -> None:
+    """It would stand for all prompts by the few that it answered."""
+    results = many(tmp_path)
+    trials = [trial for trial in results.trials if trial.context is None]
+    for i, trial in enumerate(trials):
+        if i:
+            trial.unanswered["peer<i>/fast"] = "it can't"
+        else:
+            trial.answers.append(Answer("peer<i>/fast", [1, 2], "", "length", 0.1, 1e-6))
+    theirs = ["peer<i>/draft-1", "peer<i>/fast"]
+    assert beside.best_side(results, "pair", theirs, "all") == "peer<i>/draft-1"
+    for trial in trials:
+        trial.unanswered["peer<i>/draft-1"] = "nor can it"
+    assert beside.best_side(results, "pair", theirs, "all") == "peer<i>/fast"
 
 
 def test_what_was_measured_is_shown_whatever_became_of_the_rest(

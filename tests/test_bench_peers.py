@@ -92,6 +92,7 @@ def test_servers_start_when_asked_and_make_room(
     peer = script("llama_server")
     happened: list[str] = []
     texts: list[list[int]] = []
+    fails: list[str] = []
 
     class Process:
         def __init__(self, request: dict[str, Any]) -> None:
@@ -101,6 +102,8 @@ def test_servers_start_when_asked_and_make_room(
 
         def ask(self, request: dict[str, Any]) -> dict[str, Any]:
             assert request["setting"] == self.setting
+            if fails:
+                raise RuntimeError(fails.pop())
             texts.append(request["ids"])
             return {"tokens": []}
 
@@ -142,6 +145,18 @@ def test_servers_start_when_asked_and_make_room(
     servers.answer("plain", [1], 2)
     servers.answer("ngram-mod", [1], 2)
     assert happened == ["end ngram-mod", "end draft-3", "end plain", "start ngram-mod"]
+    # One that failed, warm or not yet, is ended, and another takes its place.
+    memory[0] = 1000.0
+    servers.answer("plain", [1], 2)
+    del happened[:]
+    fails.append("the server's process ended")
+    with pytest.raises(RuntimeError, match="process ended"):
+        servers.answer("plain", [1], 2)
+    fails.append("it has no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        servers.answer("plain", [1], 2)
+    assert servers.answer("plain", [1], 2)["started"]
+    assert happened == ["end plain", "start plain", "end plain", "start plain"]
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,22 @@ def test_each_doubling_of_the_text_has_its_own_costs() -> None:
     assert relative(found, 4) < 2.5
 
 
+def test_what_a_longer_text_costs_is_no_change_of_pace() -> None:
+    """Plain rounds alone tell that a batch pays for the attention of each of its tokens."""
+    found = costs(model={1: 0.02, 2: 0.03, 16: 0.1})
+    for seconds in (0.6, 1.9, 0.6):  # one was held up
+        found.observe("check", 1, 8000, seconds)
+    assert found.seconds("check", 1, 8000) == pytest.approx(0.6, rel=0.1)
+    assert found.expected(4, 8000) == pytest.approx(CURVE[4] + 0.5 * 4**0.75, rel=0.15)
+    assert found.seconds("model", 1, 8000) == pytest.approx(6 * 0.02, rel=0.2)
+    assert relative(found, 4) == pytest.approx(CURVE[4] / CURVE[1], rel=0.2)
+    assert found.seconds("check", 1, 100) == pytest.approx(0.1, rel=0.2)  # nor was that one
+    for _ in range(8):  # it learns from batches as ever
+        found.observe("check", 4, 8000, 0.7)
+        found.observe("check", 1, 8000, 0.6)
+    assert found.expected(4, 8000) == pytest.approx(0.7, rel=0.1)
+
+
 def test_costs_survive_json() -> None:
     found = costs(model={1: 0.02, 16: 0.1})
     for i in range(40):

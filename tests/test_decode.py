@@ -12,6 +12,7 @@ from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
+from edgespec.errors import ConfigError
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, Logits, TokenBuffer
@@ -270,6 +271,13 @@ def test_a_fixed_plan_leaves_an_unsure_free_guess_to_the_model() -> None:
     for text, drafter in (([1, 2, 9, 1, 2], "model"), ([1, 2, 3, 4, 9, 1, 2, 3, 4], "lookup")):
         tokens = TokenBuffer(text)
         assert planner.draft(drafters, tokens.view, 5, sampler).drafter == drafter
+
+
+def test_a_fixed_plan_names_a_drafter_that_is_not_there() -> None:
+    tokens = TokenBuffer(PROMPT)
+    with pytest.raises(ConfigError, match=r"no drafter 'model' \(it has: lookup\)"):
+        planner = FixedPlanner(["model"], 2)
+        planner.draft({"lookup": LookupDrafter()}, tokens.view, 5, Sampler(GREEDY, VOCAB))
 
 
 def test_planners_see_no_padding() -> None:

@@ -28,7 +28,7 @@ from tiny_gguf import (
     write_tiny,
 )
 
-from edgespec.backends import LoadOptions, llama_device, llama_tokenizer, load_model
+from edgespec.backends import LoadOptions, llama, llama_device, llama_tokenizer, load_model
 from edgespec.backends.llama_device import choose_layers
 from edgespec.chat import Message
 from edgespec.errors import (
@@ -335,6 +335,31 @@ def test_closing_waits_for_a_thread_that_reads_the_vocabulary(
         model.tokenizer.token_bytes(290)
     closer.join(60)
     assert not closer.is_alive() and closed_within == [False]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_ctrl_c_stops_the_pass_alone(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """The pass ends early; what comes later runs, unless it was to stop as well."""
+    model: Any = load()
+    session = model.session
+    cancel = session._cancel
+
+    def interrupted(*_: Any, stop: Callable[[], None]) -> int:
+        stop()
+        assert cancel.is_set()
+        if asked:
+            cancel.set()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llama, "compute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward([1, 2])
+    assert session.length == 0 and cancel.is_set() == asked
+    if not asked:
+        assert session.forward([1, 2]).shape[0] == 1
 
 
 @pytest.mark.parametrize("during", ["llama_tokenize", "llama_token_to_piece", "llama_decode"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupting import Interrupted, at_each_bytecode, ctrl_c
 
 from edgespec.drafters.lookup import LONGEST_MATCH, LookupDrafter
 from edgespec.errors import ConfigError
@@ -160,3 +162,22 @@ def test_a_guess_that_was_otherwise_before_is_unsure() -> None:
     drafter = LookupDrafter()
     drafter.propose(letters("ab1cab2dab1eab"), 3, SAMPLER)
     assert drafter.propose(letters("ab1cab1dab"), 3, SAMPLER).confidence == confidence("ab1cab1dab")
+
+
+def test_ctrl_c_in_the_middle_of_a_token_leaves_a_lookup_that_works() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2]
+
+    def run(interrupted: Interrupted) -> None:
+        drafter = LookupDrafter()
+        propose(drafter, text[:5])
+        try:
+            interrupted(ctrl_c)
+            propose(drafter, [*text[:3], 9, *text[3:]])
+        except KeyboardInterrupt:
+            pass
+        sys.settrace(None)
+        for tokens in (text, [*text[:6], 1]):
+            assert propose(drafter, tokens) == propose(LookupDrafter(), tokens)
+
+    where = (LookupDrafter._sync, LookupDrafter._index, LookupDrafter._forget)
+    assert at_each_bytecode(run, *where, raises=True) > 20

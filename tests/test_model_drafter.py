@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafters.model import FIRST, NEAR, NEWEST, ModelDrafter
 from edgespec.errors import Cancelled
-from edgespec.sampling import GREEDY, Sampler
+from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CancelFlag
 
 V = 16
@@ -237,3 +237,52 @@ def test_whatever_happens_the_cache_is_a_part_of_the_text(
         known = np.concatenate([tokens, np.array(draft.tokens, np.int32)])
         assert session.cache == known[at].tolist()
         assert at[-len(draft) :].tolist() == list(range(len(tokens) - 1, len(known) - 1))
+
+
+def test_tokens_that_only_the_target_has_are_left_out() -> None:
+    """A fine-tune has a few more of them than its drafter, and its template puts them in."""
+    tokens = text(40)
+    tokens[[0, 7, 30]] = V + 1
+    drafter, session = begun(30)
+    sampler = Sampler(GREEDY, V + 2)
+    guess = drafter.propose(tokens, 3, sampler)
+    known = tokens[tokens < V]
+    assert session.cache[:-2] == known.tolist()
+    assert guess.tokens == begun(30)[0].propose(known, 3, sampler).tokens
+    assert drafter.owes(tokens) == 1  # to look at its newest token again
+    # Behind such a token it has nothing to say, and later it goes on.
+    behind = np.append(tokens, np.int32(V))
+    assert not drafter.propose(behind, 3, sampler) and drafter.owes(behind) == 0
+    more = np.append(behind, np.int32(3))
+    assert drafter.propose(more, 1, sampler) and session.cache == [*known, 3]
+
+
+def only(token: int) -> SamplingParams:
+    """A user's step that allows one token, and expects a row for each that the target has."""
+
+    def step(row: npt.NDArray[np.float32], past: object) -> npt.NDArray[np.float32]:
+        mask = np.full(V + 2, -np.inf, np.float32)
+        mask[token] = 0
+        return row + mask
+
+    return SamplingParams(temperature=0.0, steps=(step,))
+
+
+@pytest.mark.parametrize("token", [3, V + 1])
+def test_a_drafter_without_the_only_token_left_drafts_nothing(token: int) -> None:
+    drafter, _ = begun(30)
+    guess = drafter.propose(text(30), 3, Sampler(only(token), V + 2))
+    assert guess.tokens == ((token,) * 3 if token < V else ())
+
+
+def test_a_step_may_bring_back_a_token_that_the_drafter_lacks() -> None:
+    """It is a guess like any other, behind which the drafter can't go on."""
+
+    def step(row: npt.NDArray[np.float32], past: object) -> npt.NDArray[np.float32]:
+        row[V + 1] = row.max() + 1
+        return row
+
+    drafter, session = begun(30)
+    params = SamplingParams(temperature=0.0, steps=(step,))
+    assert drafter.propose(text(30), 3, Sampler(params, V + 2)).tokens == (V + 1,)
+    assert session.cache == text(30).tolist()

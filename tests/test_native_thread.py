@@ -12,6 +12,7 @@ from interrupting import Interrupted, at_each_bytecode, ctrl_c
 
 from edgespec.backends import native_thread
 from edgespec.backends.native_thread import compute
+from edgespec.errors import Cancelled, EdgespecError
 
 
 def test_ctrl_c_at_any_point_waits_for_the_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +82,39 @@ threading.Thread(target=native_thread.compute, args=(native,), daemon=True).star
 running.wait()
 """
     assert _output(code) == ["done", "the program is ending"]
+
+
+def test_the_end_stops_what_runs_however_often_ctrl_c_is_pressed() -> None:
+    thread = native_thread._NativeThread()
+    running, over = threading.Event(), threading.Event()
+    pressed: list[int] = []
+
+    def native() -> None:
+        running.set()
+        assert over.wait(20)
+
+    def stop() -> None:
+        pressed.append(1)
+        if len(pressed) == 1:
+            raise KeyboardInterrupt
+        over.set()
+
+    job: native_thread._Job[None] = native_thread._Job(native, (), stop)
+    thread.put(job)
+    assert running.wait(20)
+    thread.end()
+    assert job.done and len(pressed) >= 2
+    with pytest.raises(Cancelled, match="ending"):
+        thread.put(native_thread._Job(native))
+
+
+def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(EdgespecError, match="no thread can be started: can't start new thread"):
+        native_thread._NativeThread().put(native_thread._Job(list))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -125,3 +127,31 @@ def test_what_is_shared_is_used_at_the_same_time() -> None:
         thread.start()
         thread.join(20)
     assert done == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_neither_waits_nor_frees() -> None:
+    """The thread that uses the memory isn't there to end, and the memory is its parent's."""
+    memory = Memory()
+    used, over = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with memory.use():
+            used.set()
+            assert over.wait(20)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert used.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends it where it waits
+        memory.use.close()
+        os._exit(10 + memory.freed)
+    _, status = os.waitpid(child, 0)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 10
+    memory.use.close()
+    assert memory.freed == 1

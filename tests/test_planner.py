@@ -14,6 +14,7 @@ import pytest
 from chance import fit
 from fakes import FakeSession, PieceTokenizer, fake_model
 from simulator import (
+    FAR,
     MACHINES,
     PROCESSES,
     Game,
@@ -88,6 +89,21 @@ def test_regret_is_at_most_5_percent(machine: str, process: str, names: Sequence
         best = sum(best_fixed(MACHINES[machine], text, names).values())
         assert cost(rounds) <= best / 0.95
         assert cost(rounds) >= oracle_cost(MACHINES[machine], text, names)
+
+
+def test_far_behind_a_text_no_draft_is_lost_on_what_batches_cost_behind_a_short_one() -> None:
+    """There a batch costs as much as its tokens; what was measured at the start says otherwise."""
+    for seed in range(4):
+        text, rounds, _ = play("far q4_1", "steady 0.6", ["lookup"], seed, answers=((8000, 128),))
+        assert cost(rounds) <= sum(tokens for _, tokens in text.answers) / 0.98
+
+
+def test_far_behind_a_text_batches_that_stay_cheap_are_found_out() -> None:
+    for seed in range(3):
+        text, rounds, _ = play("far gpu", "copying", ["lookup"], seed, **FAR)
+        assert (
+            cost(rounds) <= sum(best_fixed(MACHINES["far gpu"], text, ["lookup"]).values()) / 0.95
+        )
 
 
 @pytest.mark.parametrize("machine", ["q4_k_m", "gpu", "apple", "f16"])

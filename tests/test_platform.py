@@ -183,3 +183,17 @@ def test_an_unknown_home_folder_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EDGESPEC_CACHE", "~no-such-user/c")
     with pytest.raises(ConfigError, match="isn't known here"):
         platform.cache_dir()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_a_terminal_that_is_gone() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, b"typed, and not read yet")
+        assert not platform.terminal_gone(theirs)
+        os.close(ours)
+        assert platform.terminal_gone(theirs)
+    finally:
+        os.close(theirs)

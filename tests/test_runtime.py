@@ -28,6 +28,7 @@ from edgespec.errors import (
     Cancelled,
     ConfigError,
     ContextFull,
+    EdgespecError,
     FetchError,
     HashMismatch,
     ModelError,
@@ -144,6 +145,10 @@ def test_every_way_an_answer_ends() -> None:
         runtime = Runtime(fake_model(script("one two", 3)), planner=FixedPlanner((), 0))
         result = runtime.generate(prompt, GREEDY, **options).result  # type: ignore[arg-type]
         assert (result.text, result.finish_reason) == (text, reason)
+        if (
+            result.counters.rounds and reason != "stop"
+        ):  # what is cut off has its rounds all the same
+            assert result.counters.mean_accepted_length == 1  # a round's end token counts too
     runtime = make(context_size=10)
     result = runtime.generate("hello", GREEDY, max_tokens=None).result
     assert (len(result.tokens), result.finish_reason) == (6, "context")
@@ -768,6 +773,20 @@ def test_the_oldest_turns_are_left_out_with_a_note() -> None:
     assert "remember the system prompt" in prompt
     assert "question 7" in prompt and "question 0" not in prompt
     assert len(session(runtime).cache) <= 400
+
+
+def test_an_answer_of_no_tokens_needs_no_room() -> None:
+    runtime = make(context_size=400)
+    chat = runtime.conversation()
+    chat.send("a" * 200, GREEDY, max_tokens=40).result  # noqa: B018
+    answer = chat.send("b" * 60, GREEDY, max_tokens=0)
+    assert answer.result.finish_reason == "length" and not answer.notes
+
+
+@pytest.mark.parametrize("drafters", [[], ["y" * 5000]])
+def test_a_path_that_no_system_can_look_at(drafters: list[str]) -> None:
+    with pytest.raises(EdgespecError, match="y" if drafters else "x"):
+        Runtime.open(target="x" * 5000, drafters=drafters)
 
 
 def test_one_question_too_long_for_the_context() -> None:

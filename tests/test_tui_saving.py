@@ -24,6 +24,7 @@ from tui_fakes import (
     until,
 )
 
+from edgespec import platform
 from edgespec.tui import items
 from edgespec.tui.app import run
 from edgespec.tui.history import History
@@ -159,6 +160,24 @@ def test_leaving_waits_for_the_disk_and_says_so(
     assert "still saving the last turn; waiting for it" in told
     assert ("can't be saved" in told) == (how == "full")
     assert kept(tmp_path) == ([] if how == "full" else [[("one", "1")]])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_chat_whose_terminal_is_gone_ends_with_all_saved(
+    gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "terminal_gone", lambda descriptor: gone and descriptor == 77)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        await settled(pilot)
+        s.app.leave_gone_terminal(77)
+        await pilot.pause()
+        assert s.app._running != gone
+
+    drive(stage(Script(answers=["1"]), stores=store(tmp_path)), body)
+    assert [turns[0][0] for turns in kept(tmp_path)] == ["one"]
 
 
 def test_another_conversation_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:

@@ -22,6 +22,7 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Footer, TextArea
 
+from edgespec import platform
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 from edgespec.tui import commands
@@ -38,6 +39,7 @@ from edgespec.tui.widgets.transcript import Transcript
 
 _WIDE = 104
 """Columns from which the panel stands beside the conversation."""
+_LOOK_FOR_TERMINAL_S = 2.0
 _PATIENCE = 0.5
 """Seconds that leaving waits for models that are computing or loading."""
 _NEED_SETTINGS = ("pair", "system", "set", "save", "settings")
@@ -131,8 +133,16 @@ class ChatApp(Doing):
             if hasattr(signal, name):
                 with suppress(NotImplementedError, RuntimeError, ValueError):
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.exit)
+        if not self.is_headless and sys.__stdin__ is not None and sys.__stdin__.isatty():
+            descriptor = sys.__stdin__.fileno()
+            self.set_interval(_LOOK_FOR_TERMINAL_S, partial(self.leave_gone_terminal, descriptor))
         # As a worker: until the settings are read, the screen draws what is typed.
         self.call_after_refresh(self.run_worker, self._start)
+
+    def leave_gone_terminal(self, descriptor: int) -> None:
+        """Leave where there is nobody any more, and no signal said so, as under `nohup`."""
+        if platform.terminal_gone(descriptor):
+            self.exit()
 
     async def _start(self) -> None:
         if (theme := self.preferences.theme) not in self.available_themes:

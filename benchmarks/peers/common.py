@@ -4,7 +4,7 @@ A script calls `main(requirements, load)`. `SCRIPT --make FOLDER` makes a virtua
 if it isn't there yet, and prints its Python; `SCRIPT --serve`, run by that Python, reads requests.
 The first is {target, drafters, threads, context, device, gpu_layers, stop_ids, settings}; `load`
 gets it and gives back the peer. Then each {setting, ids, max_tokens} is answered greedily, from an
-empty cache.
+empty cache, or with {error}, where this one can't be answered and the next one may be.
 
 This file runs in other programs' environments: it imports the standard library alone.
 """

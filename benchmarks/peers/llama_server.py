@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import Request as HttpRequest
@@ -56,18 +57,26 @@ class Servers:
             process = None
         new = process is None
         if process is None:
-            files = [self._request["target"]]
-            if "draft-" in setting:
-                files.append(self._request["drafters"][0])
-            needed = 1.25 * sum(Path(file).stat().st_size for file in files)
-            while self._running and _free_memory() < needed:
-                self._running.pop(next(iter(self._running))).end()
-            process = Process({**self._request, "settings": [setting], "alone": True})
-            other = ids[:WARM_UP][::-1]
-            process.ask({"setting": setting, "ids": other, "max_tokens": WARM_UP})
+            process = self._start(setting)
+        try:
+            if new:
+                other = ids[:WARM_UP][::-1]
+                process.ask({"setting": setting, "ids": other, "max_tokens": WARM_UP})
+            reply = process.ask({"setting": setting, "ids": ids, "max_tokens": max_tokens})
+        except BaseException:
+            process.end()  # what failed may be gone, or at it still: the next prompt gets another
+            raise
         self._running[setting] = process
-        reply = process.ask({"setting": setting, "ids": ids, "max_tokens": max_tokens})
         return {**reply, "started": new}
+
+    def _start(self, setting: str) -> Process:
+        files = [self._request["target"]]
+        if "draft-" in setting:
+            files.append(self._request["drafters"][0])
+        needed = 1.25 * sum(Path(file).stat().st_size for file in files)
+        while self._running and _free_memory() < needed:
+            self._running.pop(next(iter(self._running))).end()
+        return Process({**self._request, "settings": [setting], "alone": True})
 
 
 class Process:
@@ -99,7 +108,8 @@ class Process:
     def end(self) -> None:
         """Its memory is free afterwards."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.close()
+        with suppress(OSError):  # what it didn't read any more
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
 """GGUF models through llama.cpp's low-level API.
 
 Invariant: no native call is made on a file that wasn't checked, nor on a model that was closed;
-every return code is looked at, and after a failed pass the cache is back at its old length.
+every return code is looked at, and after a failed pass the cache is back at its old length (empty
+where the model can't forget).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -43,10 +44,17 @@ _MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no 
 _MAX_CONTEXT = 2**31 - 1  # a position is an int32
 _REPACKED_TYPES = frozenset({lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL})
 
-# As llama_cpp declares it, a pointer comes, of which ctypes takes long to tell the address.
-_logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
-    ctypes.cast(lib.llama_get_logits, ctypes.c_void_p).value or 0
-)
+
+def telling_address(function: Any) -> Callable[[Any], int | None]:
+    """A function of a context, to give the address alone.
+
+    As llama_cpp declares them, a pointer comes, of which ctypes takes long to tell the address.
+    """
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+
+_logits_address = telling_address(lib.llama_get_logits)
 
 
 class NativeModel:
@@ -113,7 +121,7 @@ class LlamaSession:
         self.context_size = min(context_size, int(lib.llama_n_ctx(handle)))
         self._row_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model.handle)))
         self.vocab_size = self._row_size
-        self._views: dict[tuple[int, int], Logits] = {}  # by address and rows
+        self._views: dict[tuple[int, int, int], Logits] = {}  # by address, rows and width
         self.can_rollback = True
         self._model = model  # keeps the weights while the context lives
         self._cancel = cancel
@@ -224,7 +232,12 @@ class LlamaSession:
         self._wanted[n - rows : n] = 1
         self._batch.n_tokens = n
         log.errors.clear()
-        code = compute(lib.llama_decode, self._handle, self._batch)
+        stop = self._cancel.interrupt
+        try:
+            code = compute(lib.llama_decode, self._handle, self._batch, stop=stop)
+        except BaseException:
+            self._cancel.resume()
+            raise
         if code == 0:
             self.length += n
         elif code == 2:
@@ -246,11 +259,16 @@ class LlamaSession:
         address = _logits_address(self._handle)
         if not address:
             raise ModelError(f"{self.name} returned no logits")
-        view = self._views.get((address, rows))
+        return self._view(address, rows, self._row_size)
+
+    def _view(self, address: int, rows: int, width: int) -> Logits:
+        """Native floats as (rows, width)."""
+        place = (address, rows, width)
+        view = self._views.get(place)
         if view is None:  # to make one takes longer than all else here, and it stays where it is
-            floats = (ctypes.c_float * (rows * self._row_size)).from_address(address)
-            view = np.frombuffer(memoryview(floats), np.float32).reshape(rows, self._row_size)
-            self._views[address, rows] = view
+            floats = (ctypes.c_float * (rows * width)).from_address(address)
+            view = np.frombuffer(memoryview(floats), np.float32).reshape(rows, width)
+            self._views[place] = view
         return view
 
     def _truncate(self, length: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import LoadOptions
-from edgespec.backends.llama import LlamaSession, NativeModel
+from edgespec.backends.llama import LlamaSession, NativeModel, telling_address
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
 from edgespec.gguf import GGUFHeader, read_header
@@ -30,6 +30,8 @@ from edgespec.session import CancelFlag, Logits, TokenIds
 _NEAR = 16  # tokens in a pass for which the head is computed whether they draft or not
 _LIKE = 0.2  # of the logits' spread: more is no rounding
 _UNUSED = 5  # the token type of a vocabulary's padding
+
+_hidden_address = telling_address(lib.llama_get_embeddings)
 
 
 class NarrowSession(LlamaSession):
@@ -93,14 +95,10 @@ class NarrowSession(LlamaSession):
 
     def _hidden(self) -> npt.NDArray[np.float32]:
         """What the head saw in the newest pass (outputs, width)."""
-        found = lib.llama_get_embeddings(self._handle)
-        address = ctypes.cast(found, ctypes.c_void_p).value
+        address = _hidden_address(self._handle)
         if not address:
             raise ModelError(f"{self.name} doesn't show what its head sees")
-        shape = (self._outputs, self._fed.shape[1])
-        floats = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
-        hidden: npt.NDArray[np.float32] = np.frombuffer(memoryview(floats), np.float32)
-        return hidden.reshape(shape)
+        return self._view(address, self._outputs, self._fed.shape[1])
 
     def _find_factor(self, header: GGUFHeader, head: NarrowHead) -> Occurred | None:
         """Try whether logits are products with rows of the head, up to a factor; None if not.

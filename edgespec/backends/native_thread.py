@@ -16,54 +16,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.platform import after_fork
 
 _T = TypeVar("_T")
 _POLL_S = 0.02
-
-
-class _NativeThread:
-    """A thread that runs what is put into its queue, until the program ends.
-
-    A pass is handed over in a third of the time that `ThreadPoolExecutor` takes, and Ctrl+C can't
-    come while a lock is held: `SimpleQueue` is C.
-    """
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="edgespec-native", daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], None]) -> None:
-        if self.ended:
-            raise Cancelled("the program is ending")
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """Finish what was put, and take no more: Python must not end inside of native code."""
-        self.ended = True
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # or what it holds would live until the next one comes
-
-
-_native = _NativeThread()
-
-
-def _begin() -> None:
-    """Start a thread in a child process, which has none of its parent's."""
-    global _native
-    _native = _NativeThread()
-
-
-atexit.register(lambda: _native.end())
-after_fork(_begin)
 
 
 def compute(
@@ -74,12 +31,12 @@ def compute(
 ) -> _T:
     """Call `function` on the native thread; raises `Cancelled` where the program is ending.
 
-    `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, to
-    make the native code return early.
+    `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, or
+    the program ends, to make the native code return early.
     """
-    job = _Job(function, args)  # before it is handed over: Ctrl+C must not lose it
+    job = _Job(function, args, stop)  # before it is handed over: Ctrl+C must not lose it
     try:
-        _native.put(job.run)
+        _native.put(job)
         if watch is None:
             job.wait()
         else:
@@ -88,7 +45,7 @@ def compute(
     except BaseException:
         while True:  # however often Ctrl+C is pressed: the caller may free what is in use
             try:
-                job.give_up(stop)
+                job.give_up()
                 break
             except KeyboardInterrupt:
                 continue
@@ -102,13 +59,19 @@ class _Job(Generic[_T]):
     It is no `Future`, whose lock is taken in Python: after Ctrl+C in there it stays held.
     """
 
-    def __init__(self, function: Callable[..., _T], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., _T],
+        args: tuple[Any, ...] = (),
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stop = stop
         self._function = function
         self._args = args
         self._results: list[_T] = []
         self._error: BaseException | None = None
         self._taken: dict[str, str] = {}  # who came first, found out in one step
-        self._done = False
+        self.done = False
         self._over = threading.Lock()  # let go once it is done
         self._over.acquire()
 
@@ -119,19 +82,19 @@ class _Job(Generic[_T]):
             self._results.append(self._function(*self._args))
         except BaseException as error:
             self._error = error
-        self._done = True
+        self.done = True
         self._over.release()
 
     def wait(self, seconds: float = -1) -> bool:
         """Wait for the end; whether it came. Without `seconds` it is waited for."""
         return self._over.acquire(timeout=seconds)
 
-    def give_up(self, stop: Callable[[], None]) -> None:
+    def give_up(self) -> None:
         """See that it doesn't begin, or stop it and wait for its end; safe to call again."""
-        if self._taken.setdefault("by", "caller") == "caller" or self._done:
+        if self._taken.setdefault("by", "caller") == "caller" or self.done:
             return
-        stop()
-        while not self._done:
+        self.stop()
+        while not self.done:
             self.wait()
 
     def result(self) -> _T:
@@ -143,3 +106,70 @@ class _Job(Generic[_T]):
             raise error
         finally:
             del error  # which would keep alive, in a circle, what this call was given
+
+
+class _NativeThread:
+    """A thread that runs the jobs put to it, until the program ends.
+
+    A pass is handed over in less time than `ThreadPoolExecutor` takes, and Ctrl+C can't come while
+    a lock is held: `SimpleQueue` is C.
+    """
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._running: _Job[Any] | None = None
+        self._starting = threading.RLock()  # a signal handler may come into it
+        self._thread = threading.Thread(target=self._run, name="edgespec-native", daemon=True)
+
+    def put(self, job: _Job[Any]) -> None:
+        if self._ended:
+            raise Cancelled("the program is ending")
+        if self._thread.ident is None:
+            self._start()
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Stop what runs, and take no more: Python must not end inside of native code."""
+        self._ended = True
+        if self._thread.ident is None:
+            return
+        last = _Job(lambda: None)
+        self._jobs.put(last)
+        self._jobs.put(None)
+        while not last.done:
+            try:
+                if (job := self._running) is not None:
+                    job.stop()
+                last.wait(_POLL_S)
+            except KeyboardInterrupt:  # of somebody in a hurry; it is stopping
+                continue
+
+    def _start(self) -> None:
+        with self._starting:
+            try:
+                if self._thread.ident is None:
+                    self._thread.start()
+            except RuntimeError as error:  # a handler started it meanwhile, or nobody can
+                if self._thread.ident is None:
+                    raise EdgespecError(f"no thread can be started: {error}") from None
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._running = job
+            job.run()
+            self._running = None
+            del job  # or what it holds would live until the next one comes
+
+
+_native = _NativeThread()
+
+
+def _begin() -> None:
+    """Have a thread in a child process, which has none of its parent's."""
+    global _native
+    _native = _NativeThread()
+
+
+atexit.register(lambda: _native.end())
+after_fork(_begin)

@@ -7,6 +7,7 @@ block ends. Ctrl+C at any point leaves no lock held, and another `close` frees w
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -69,6 +70,7 @@ class NativeUse:
         self._locks = {} if shared else {0: threading.RLock()}
         self._freeing = threading.RLock()  # who comes second waits for the first
         self._freed_by: dict[int, object] = {}
+        self._process = os.getpid()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -96,8 +98,11 @@ class NativeUse:
         self.free_closed()
 
     def free_closed(self) -> None:
-        """Free it where it was closed, unless it is still needed."""
-        if not self.closed or self._here.blocks or self._needed:
+        """Free it where it was closed, unless it is still needed.
+
+        A forked process frees nothing of its parent's: a thread that holds a lock isn't there.
+        """
+        if not self.closed or self._here.blocks or self._needed or os.getpid() != self._process:
             return
         of_all = _of_all.blocks
         try:

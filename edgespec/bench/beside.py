@@ -44,9 +44,11 @@ def best_side(
 ) -> str | None:
     """The fastest of several, by its geometric mean against plain over what all of them answered.
 
-    None where no prompt was answered by all.
+    None where no prompt was answered by all. One that left a prompt unanswered is the best only
+    where all did, or its few prompts would stand for all.
     """
     trials = trials_of(results, pair, category, context)
+    sides = [s for s in sides if not any(s in t.unanswered for t in trials)] or sides
     within = answered_by_all(results, pair, sides, category, context)
     found = {
         side: fmean(pairs({asked: log for asked, log in logs.items() if asked in within}, context))

@@ -118,6 +118,7 @@ def run_pair(
         prepared = prepare(runtime, plan)
         peers: list[Peer] = []
         for script, only in options.peers:
+            say(f"{peer_name(script)}: making its environment where it has none, and loading...")
             peers.append(_peer(script, only, target, drafters, runtime, options, writer))
             stack.callback(peers[-1].close)
         sides = own + _peer_sides(peers)
@@ -139,7 +140,7 @@ def run_pair(
             for costs in cost_curves(runtime, named.name, known=measured, say=say):
                 writer.append(costs)
 
-        measure(runtime, sides, plan, writer, progress, prepared=prepared, begin=begin)
+        measure(runtime, sides, plan, writer, progress, prepared=prepared, begin=begin, say=say)
 
 
 def refuse_twins(scripts: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Results on the disk, as JSON lines: one line for each prompt that every side answered in turn.
+"""Results on the disk, as JSON lines: one line for each prompt, asked of every side in turn.
 
 Invariant: a line is a whole trial and is on the disk before the next one begins. So whatever kills
 a measurement costs the trial under way, and no pair of answers ever comes from two occasions. A

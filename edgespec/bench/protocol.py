@@ -73,13 +73,15 @@ def measure(
     *,
     prepared: Prepared | None = None,
     begin: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run the trials that `writer` doesn't hold yet; sides[0] is plain decoding.
 
     `progress` is told trials done, trials in all, what is being answered, and seconds left.
     `prepared` is what `prepare` gave. `begin` is called once all sides have shown that they can
-    answer, before the first trial, or at once where none is missing.
+    answer, before the first trial, or at once where none is missing. `say` is told of the first
+    prompt that another program couldn't answer.
     """
     prepared = prepare(runtime, plan) if prepared is None else prepared
     tasks = list(_tasks(plan))
@@ -102,6 +104,9 @@ def measure(
         first = prepared[task.name, task.context]
         ids = _later_turn(runtime, plan, task, done) if task.turn else first
         trial = _trial(runtime, order(sides, place), plan, task, ids)
+        for side, reason in trial.unanswered.items():
+            if not any(side in one.unanswered for one in done.values()):
+                say(f"{side} gave no answer to {task.name}: {reason}; that is counted in the end")
         writer.append(trial)
         done[trial.key] = trial
     progress(len(tasks), len(tasks), "", 0.0)

@@ -92,7 +92,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Trial:
-    """One prompt, answered by every side in turn, in the order of `answers`.
+    """One prompt, asked of every side in turn, in the order of `answers`.
 
     `context` is the prompt's intended length where that is what was measured, else None.
     `unanswered` says of other programs that gave no answer why, by side.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.cells import cell_len
-
 from edgespec.bench.beside import (
     NO_COMMON_ENERGY,
     answered_by_all,
@@ -34,6 +32,7 @@ from edgespec.bench.summary import (
     trials_of,
     whole,
 )
+from edgespec.terminal import columns
 
 GAP = "a gap is the time between two arrivals of text; a round's tokens arrive together"
 HEAD = (
@@ -49,7 +48,7 @@ def lines(results: Results) -> Iterator[str]:
         yield f"{pair}"
         table = list(cells(results, pair, sides))
         if table:
-            yield from _columns([HEAD, *table])
+            yield from columns([HEAD, *table])
             yield GAP
             yield from unlike(results, pair)
         elif not contexts(results, pair):
@@ -178,7 +177,7 @@ def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]
             if found and found.ratio:
                 cells[-1] += f"  x {found.ratio}"
         table.append(tuple(cells))
-    yield from _columns(table)
+    yield from columns(table)
 
 
 def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
@@ -206,18 +205,9 @@ def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
                     *("" if interval is None else str(interval) for interval in ours),
                 )
             )
-    yield from _columns(table)
+    yield from columns(table)
     for peer, theirs in peers.items():
         yield from left_out(results, pair, own, {peer: theirs})
-
-
-def _columns(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        padded = (
-            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)
-        )
-        yield "  ".join(padded).rstrip()
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -136,7 +136,8 @@ def _refuse_more(args: argparse.Namespace) -> None:
     usual = vars(commands.choices["bench"].parse_args([]))
     name = "--report" if args.report else "--compare"
     for key, value in usual.items():
-        if key not in ("report", "compare", "out") and getattr(args, key) != value:
+        kept = ("report", "out") if args.report else ("compare",)
+        if key not in kept and getattr(args, key) != value:
             given = " ".join(args.pairs) if key == "pairs" else f"--{key.replace('_', '-')}"
             raise ConfigError(f"{name} measures nothing: leave out {given}, or {name}")
 

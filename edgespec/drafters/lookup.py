@@ -98,12 +98,18 @@ class LookupDrafter:
 
     def _sync(self, tokens: TokenIds) -> None:
         """Make the index that of `tokens`, which mostly means to add the newest few."""
-        for _ in range(len(self._ids) - common_prefix(self._ids.view, tokens)):
-            self._forget()
-        for token in tokens[len(self._ids) :]:
-            if len(self._ids):
-                self._index(int(token))
-            self._ids.append(int(token))
+        try:
+            for _ in range(len(self._ids) - common_prefix(self._ids.view, tokens)):
+                self._forget()
+            for token in tokens[len(self._ids) :]:
+                if len(self._ids):
+                    self._index(int(token))
+                self._ids.append(int(token))
+        except BaseException:  # Ctrl+C in the middle of a token: begin anew
+            self._ids.truncate(0)
+            self._last.clear()
+            self._replaced.clear()
+            raise
 
     def _index(self, follower: int) -> None:
         """Index the n-grams that end in the newest token, now that `follower` comes behind it."""

@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.categorical import Categorical
 from edgespec.confidence import top2_gap
 from edgespec.drafters import GoOn
+from edgespec.errors import NothingLeft
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Model, TokenBuffer, TokenIds
 from edgespec.verify import NO_DRAFT, Draft
@@ -75,6 +76,8 @@ class ModelDrafter:
     ) -> Draft:
         """See `Drafter.propose`."""
         kept, missing = self._to_read(tokens, near)
+        if not len(missing) or missing[-1] != len(tokens) - 1:
+            return NO_DRAFT  # it doesn't know the newest token
         spared = np.setdiff1d(self._to_read(tokens, False)[1], missing) if near else missing[:0]
         self._asked = None  # what follows changes the cache
         # The last draft token is never fed, hence the one more that fits.
@@ -92,17 +95,24 @@ class ModelDrafter:
         while True:
             self._at.extend(missing)
             row = self._cache.forward(pending)[0]  # (V,)
-            token, dist = sampler.pick(
-                row, drafted, len(tokens) + len(drafted), model=self._cache.name
-            )
+            try:
+                token, dist = sampler.pick(
+                    row, drafted, len(tokens) + len(drafted), model=self._cache.name
+                )
+            except NothingLeft:  # of its tokens; the target may have others
+                break
             drafted.append(token)
             if dist is not None:
                 probs.append(dist)
             confidence.append(top2_gap(row[: sampler.width]))
-            if len(drafted) == max_tokens or (go_on and not go_on(token, confidence[-1])):
+            if len(drafted) == max_tokens or token >= self._cache.session.vocab_size:
+                break
+            if go_on and not go_on(token, confidence[-1]):
                 break
             pending = [token]
             missing = np.array([len(tokens) + len(drafted) - 1], np.int32)
+        if not drafted:
+            return NO_DRAFT
         return Draft(tuple(drafted), tuple(probs) if probs else None, self.name, tuple(confidence))
 
     def owes(self, tokens: TokenIds, *, near: bool = False) -> int:
@@ -122,9 +132,7 @@ class ModelDrafter:
         return self._found[near]
 
     def _find(self, tokens: TokenIds, near: bool) -> tuple[int, TokenIds]:
-        reads = (
-            min(NEAR, self._reads) if near else self._reads
-        )  # how much of a prompt it is to know
+        reads = min(NEAR, self._reads) if near else self._reads  # so much of a prompt it is to know
         newest = len(tokens) - 1  # is always read, so that there is a row
         at = self._at.view[: np.searchsorted(self._at.view, newest)]
         kept = self._cache.shared(tokens[np.append(at, newest)])
@@ -137,7 +145,8 @@ class ModelDrafter:
         if not self._serves(np.concatenate([at, missing]), len(tokens), reads):
             kept = min(kept, FIRST)
             missing = self._unread(kept, len(tokens), reads)
-        return kept, missing
+        # Tokens that only the target has are left out like others that it didn't read.
+        return kept, missing[tokens[missing] < self._cache.session.vocab_size]
 
     def _serves(self, at: TokenIds, length: int, reads: int) -> bool:
         """Whether a cache with the tokens from `at` leaves room, and has most of the prompt."""
