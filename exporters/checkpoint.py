@@ -10,14 +10,14 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import ExportError, FetchError
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import require_space
+from edgespec.exporters.staging import require_space, require_text
 from edgespec.exporters.weights import StoredTensor, read_index
 from edgespec.fetch import hub
 from edgespec.fetch.sources import file_sha256
@@ -50,6 +50,7 @@ class Checkpoint:
         shards: the safetensors files, in the order of their names.
         tensors: every tensor by name; reading one is up to the caller.
         parameters: numbers in all tensors. size_bytes: their bytes.
+        notes: what the person should know of where it came from.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Checkpoint:
     revision: str | None
     shards: tuple[Path, ...]
     tensors: Mapping[str, StoredTensor]
+    notes: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -102,6 +104,7 @@ class Checkpoint:
         Raises ExportError, in one sentence with what to do, for anything that isn't a whole
         checkpoint in safetensors, and FetchError where the hub can't give it.
         """
+        require_text(name_or_path)
         folder = expanded(name_or_path)
         if folder.exists():
             if revision is not None:
@@ -116,8 +119,8 @@ class Checkpoint:
                 f"There is no folder {repo}, and it is no hub id either, which reads owner/name; "
                 "check the path."
             )
-        path, commit = _from_hub(repo, revision or "main", report)
-        return _look_through(path, repo, commit)
+        path, commit, notes = _from_hub(repo, revision or "main", report)
+        return replace(_look_through(path, repo, commit), notes=notes)
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of the checkpoint; {} where it has none. Raises ExportError if damaged."""
@@ -277,17 +280,18 @@ def _json(file: Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------------- of the hub
 
 
-def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str]:
-    """The folder in the hub's cache with all files an export may need, and the commit."""
+def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str, tuple[str, ...]]:
+    """The folder in the hub's cache with all files an export may need, the commit, and notes."""
     report(f"asking the hub for {repo}")
     try:
         commit, sizes = hub.files(repo, revision)
-    except FetchError:
+    except FetchError as error:
         cached = _cached(repo, revision)
         if cached is None:
             raise
-        report(f"the hub can't be asked; using {repo} as it is in its cache")
-        return cached
+        reason = str(error).rstrip(".")
+        note = f"it is {repo} as the hub's cache has it, commit {cached[1][:12]}: {reason}"
+        return *cached, (note,)
     small = [name for name in sizes if _SMALL.fullmatch(name)]
     if "config.json" not in small:
         gguf = sorted(name for name in sizes if name.endswith(".gguf"))
@@ -307,7 +311,7 @@ def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str]:
             "transformers and save it with `save_pretrained(folder)`."
         )
     _download(repo, commit, weights, sizes, report)
-    return path, commit
+    return path, commit, ()
 
 
 def _cached(repo: str, revision: str) -> tuple[Path, str] | None:

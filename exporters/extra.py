@@ -1,4 +1,4 @@
-"""What an export needs besides edgespec itself.
+"""What an export, or a drafter in the making, needs besides edgespec itself.
 
 Invariant: what is missing is told in one sentence, before any work and before anything is imported
 that would fail.
@@ -16,5 +16,6 @@ def require(*modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"exporting to GGUF needs {' and '.join(missing)}: run `pip install 'edgespec[gguf]'`"
+            f"making GGUF files and drafters needs {' and '.join(missing)}: run `pip install "
+            "'edgespec[gguf]'`"
         )

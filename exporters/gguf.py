@@ -27,7 +27,7 @@ from edgespec.exporters.gguf_tensors import Plan, Type
 from edgespec.exporters.gguf_tokenizer import Words, add_values, read_words
 from edgespec.exporters.gguf_vocabulary import Vocabulary, read_vocabulary
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import Stage, refuse_existing, stage
+from edgespec.exporters.staging import Stage, refuse_existing, require_text, stage
 from edgespec.units import human_bytes
 
 _TOOLS = ("gguf", "numpy", "llama-cpp-python", "tokenizers", "sentencepiece", "transformers")
@@ -76,6 +76,7 @@ def export(
     that can be told from its config and its tensors' names.
     """
     refuse_existing(out, overwrite, checkpoint.shards)
+    require_text(out.absolute(), converter or "")
     if out.is_dir():
         raise ExportError(f"{out} is a folder; name the file to write.")
     record = manifest.beside(out)

@@ -5,6 +5,8 @@ Invariant: torch and the whole model live in another process, which is gone when
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ExportError
+from edgespec.exporters import transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.platform import total_memory
 from edgespec.units import human_bytes
@@ -30,15 +33,29 @@ def why_not(checkpoint: Checkpoint) -> str | None:
     need, memory = 4 * checkpoint.parameters, total_memory()
     if memory is not None and need > memory // 2:
         return f"the checkpoint takes {human_bytes(need)} in 32 bits, more than half the memory"
+    if _speaks_old_words():
+        try:
+            transformers_4.config(checkpoint)
+        except ExportError as error:
+            return str(error).rstrip(".")
     return None
 
 
 def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """The rows after each of `tokens`, (n, V) float32. Raises ExportError where it can't run."""
     code = "from edgespec.exporters.gguf_reference import main; main()"
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
-        out = Path(folder) / "logits.npy"
-        asked = json.dumps({"path": str(checkpoint.path), "tokens": list(tokens), "out": str(out)})
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgespec-")))
+        config = checkpoint.path
+        if _speaks_old_words():
+            config = stack.enter_context(transformers_4.staged(checkpoint))
+        out = folder / "logits.npy"
+        asked = json.dumps(
+            {
+                "path": str(checkpoint.path), "config": str(config), "tokens": list(tokens),
+                "out": str(out),
+            }
+        )  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", code],
             input=asked.encode(),
@@ -56,11 +73,12 @@ def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArr
 def main() -> None:
     """The other process: reads what is asked on stdin, and leaves the rows in a file."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     asked = json.load(sys.stdin)
     model, found = AutoModelForCausalLM.from_pretrained(
         asked["path"],
+        config=AutoConfig.from_pretrained(asked["config"]),
         torch_dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
@@ -71,3 +89,8 @@ def main() -> None:
     with torch.no_grad():
         rows = model(input_ids=torch.tensor([asked["tokens"]]), use_cache=False).logits[0]
     np.save(asked["out"], rows.float().numpy())
+
+
+def _speaks_old_words() -> bool:
+    """Whether the installed transformers would pass over what transformers 5 writes."""
+    return int(importlib.metadata.version("transformers").split(".")[0]) < 5

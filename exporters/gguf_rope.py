@@ -39,7 +39,14 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = None
     if "full_attention" in settings:
-        local = (settings.get("sliding_attention") or {}).get("rope_theta")
+        sliding = settings.get("sliding_attention") or {}
+        scaling = sliding.get("rope_type") or sliding.get("type") or "default"
+        if scaling != "default":
+            raise ExportError(
+                f"This checkpoint scales the positions of its layers with a window ({scaling}), "
+                "which llama.cpp doesn't."
+            )
+        local = sliding.get("rope_theta")
         settings = dict(settings["full_attention"])
     kind = str(settings.get("rope_type") or settings.get("type") or "default").lower()
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0

@@ -70,8 +70,13 @@ def common(config: Mapping[str, Any]) -> Hyperparameters:
     return Hyperparameters(config, values)
 
 
-def _with_rope(family: Hyperparameters, *, partial: bool = False) -> Rope:
+def _with_rope(family: Hyperparameters, *, partial: bool = False, local: bool = False) -> Rope:
     rope = read_rope(family.config)
+    if rope.local_base not in (None, rope.base) and not local:
+        raise ExportError(
+            "This checkpoint turns its layers with a window by another theta, which llama.cpp "
+            "doesn't do for this family."
+        )
     if rope.partial != 1.0 and not partial:
         raise ExportError(
             f"This checkpoint turns only {rope.partial:.0%} of each head by position, which "
@@ -133,7 +138,7 @@ def gemma2(family: Hyperparameters) -> None:
 
 
 def gemma3(family: Hyperparameters) -> None:
-    rope = _with_rope(family)
+    rope = _with_rope(family, local=True)
     _same_query_scale(family, large=62)
     config = family.config
     if config.get("attn_logit_softcapping"):

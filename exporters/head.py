@@ -131,7 +131,7 @@ def append_tables(path: Path, original: GGUFHeader) -> None:
             table_type = header.metadata.get(key)
             if isinstance(table_type, int):
                 for rows in _rows(original, name, table_type):
-                    rows.tofile(file)
+                    file.write(np.ascontiguousarray(rows).data)
 
 
 def _rows(header: GGUFHeader, name: str, table_type: int) -> Iterator[npt.NDArray[np.uint8]]:

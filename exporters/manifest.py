@@ -91,7 +91,8 @@ def describe(
     """The manifest of an export that is done.
 
     outputs: path from the manifest's folder -> where the file is now. tools: names of Python
-    distributions that took part. source_files: the checkpoint's hashes where they are known.
+    distributions that took part. notes: beside those of the checkpoint. source_files: the
+    checkpoint's hashes where they are known.
     """
     total = sum(path.stat().st_size for path in outputs.values())
     written: dict[str, dict[str, Any]] = {}
@@ -113,7 +114,7 @@ def describe(
         dict(options),
         tool_versions(*tools),
         dict(parity),
-        notes,
+        (*checkpoint.notes, *notes),
     )
 
 

@@ -24,7 +24,7 @@ from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import refuse_existing, stage
+from edgespec.exporters.staging import refuse_existing, require_text, stage
 from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
@@ -115,14 +115,14 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     """What an export would take.
 
     style: None is fused where that can be had. Raises ConfigError for an unknown dtype and
-    ExportError where the style can't be had.
+    ExportError where the style can't be had, or transformers can't be told what the model is.
     """
-    from edgespec.exporters import onnx_fused
+    from edgespec.exporters import onnx_fused, transformers_4
 
     if dtype not in DTYPES:
         raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
     architecture = next(iter(checkpoint.architectures), "a model without a name")
-    refusal = onnx_fused.refusal(architecture, checkpoint.config)
+    refusal = onnx_fused.refusal(architecture, transformers_4.config(checkpoint))
     if style == "fused" and refusal is not None:
         raise ExportError(f"{checkpoint.name} {refusal}; use --portable.")
     chosen: Style = style or ("fused" if refusal is None else "portable")
@@ -151,6 +151,7 @@ def export(
     Raises ExportError where it can't be exported, or where what was made isn't the same model.
     """
     refuse_existing(out, overwrite, checkpoint.shards)
+    require_text(out.absolute())
     require_extra(style)
     planned = plan(checkpoint, dtype, style)
     wanted = {

@@ -20,7 +20,7 @@ from edgespec.backends.onnx_folder import OnnxFolder, find
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import refuse_existing, stage
+from edgespec.exporters.staging import refuse_existing, require_text, stage
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -103,6 +103,7 @@ class OnnxSource:
 
 def open_source(folder: OnnxFolder) -> OnnxSource:
     """A folder to cut from. Raises ConfigError, ExportError."""
+    require_text(folder.folder)
     missing = [package for module, package in _NEEDED.items() if _lacks(module)]
     if missing:
         raise ConfigError(

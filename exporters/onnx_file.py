@@ -43,9 +43,10 @@ def write(model: ir.Model, folder: Path, aliases: Mapping[str, str], report: Rep
             alignment = _ALIGNMENT_LARGE if tensor.nbytes >= _LARGE else _ALIGNMENT
             file.seek(-file.tell() % alignment, 1)
             places[name] = file.tell()
-            # The raw bytes of an array, little-endian as the format wants them.
+            # The raw bytes of an array, little-endian as the format wants them. NumPy's `tofile`
+            # would lose the system's reason where a disk takes no more.
             array = np.ascontiguousarray(tensor.numpy())
-            array.tofile(file)
+            file.write(array.reshape(-1).view(np.uint8).data)
             _move(value, places[name], folder)
             report("writing weights", file.tell(), total)
         file.truncate()

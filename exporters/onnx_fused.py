@@ -23,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import ExportError
+from edgespec.exporters import transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.machine import lacking
 from edgespec.exporters.onnx_graph import attribute, shape_of
@@ -64,7 +65,10 @@ ROTATIONS = ("cos_cache", "sin_cache")
 
 
 def refusal(architecture: str, config: Mapping[str, Any]) -> str | None:
-    """Why a model can't be built so, as what follows its name; None where it can."""
+    """Why a model can't be built so, as what follows its name; None where it can.
+
+    config: in transformers 4's words.
+    """
     if architecture not in FAMILIES:
         return f"is a {architecture}, which can't be exported with fused attention"
     scaling = config.get("rope_scaling")
@@ -167,9 +171,9 @@ def _check_windows(model: ir.Model, expected: tuple[int, ...]) -> None:
 
 def write_config(made: Any, checkpoint: Checkpoint, folder: Path) -> None:
     """genai_config.json, by which onnxruntime-genai knows the folder."""
-    with _as_sentence(checkpoint.name), _quiet():
+    with transformers_4.staged(checkpoint) as source, _as_sentence(checkpoint.name), _quiet():
         made.ep = "cpu"  # the provider is the reader's choice
-        made.make_genai_config(str(checkpoint.path), {}, str(folder))
+        made.make_genai_config(str(source), {}, str(folder))
 
 
 @contextlib.contextmanager

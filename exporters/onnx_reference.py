@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from edgespec.errors import ExportError
+from edgespec.exporters import transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.parity import Floats
@@ -27,21 +28,25 @@ _LONGEST_WINDOW = 1024  # tokens; a longer one would take minutes to fill
 def load(checkpoint: Checkpoint) -> Any:
     """The model, its weights as they are stored. Runs no code of the checkpoint's own.
 
-    Raises ExportError where transformers can't load it, or finds no value for one of its weights.
+    Raises ExportError where transformers can't load it, finds no value for one of its weights, or
+    doesn't take its positions as they are meant.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_num_threads(usable_cpus())
     # Its other ways of computing attention leave out the cap on the scores.
     capped = checkpoint.config.get("attn_logit_softcapping") is not None
+    here = {"trust_remote_code": False, "local_files_only": True}
     try:
+        with transformers_4.staged(checkpoint) as folder:
+            config = AutoConfig.from_pretrained(folder, **here)
         loaded, found = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, dtype=_stored_type(checkpoint), trust_remote_code=False,
-            local_files_only=True, output_loading_info=True,
+            checkpoint.path, config=config, dtype=_stored_type(checkpoint),
+            output_loading_info=True, **here,
             **({"attn_implementation": "eager"} if capped else {}),
         )  # fmt: skip
     except Exception as error:  # whatever its many parts raise
-        if no_memory(error):
+        if no_memory(error) or isinstance(error, ExportError):
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
@@ -52,7 +57,26 @@ def load(checkpoint: Checkpoint) -> Any:
             raise ExportError(
                 f"{checkpoint.name} isn't whole: it holds {what} {min(names)}; download it again."
             )
+    _check_positions(loaded, checkpoint)
     return loaded.eval()
+
+
+def _check_positions(loaded: Any, checkpoint: Checkpoint) -> None:
+    """Raises ExportError where the model's code has no use for what a newer release has written.
+
+    Both sides of the gate would be misread alike.
+    """
+    meant = transformers_4.positions(checkpoint)
+    if meant is None:
+        return
+    theta, kind = meant
+    kinds = {module.rope_type for module in loaded.modules() if hasattr(module, "rope_type")}
+    taken = getattr(loaded.config.get_text_config(), "rope_theta", None)
+    if kind not in kinds or (theta is not None and taken != theta):
+        raise ExportError(
+            f"transformers 4 doesn't turn the positions of {checkpoint.name} as its "
+            f"rope_parameters say (kind {kind}, theta {theta}), so it would be another model."
+        )
 
 
 def _stored_type(checkpoint: Checkpoint) -> torch.dtype:

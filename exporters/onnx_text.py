@@ -28,15 +28,23 @@ FILES = (
 )
 """What may lie beside a graph, as a checkpoint has it."""
 
+_NEWER = "TokenizersBackend"  # how transformers 5 calls the class that needs tokenizer.json alone
+
 
 def load(checkpoint: Checkpoint) -> Any:
     """The checkpoint's tokenizer. Raises ExportError where there is none, or it can't be saved."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    named = checkpoint.json("tokenizer_config.json")
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    if isinstance(marks := named.get("extra_special_tokens"), list):  # transformers 5's word
+        options |= {"extra_special_tokens": {}, "additional_special_tokens": marks}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            checkpoint.path, trust_remote_code=False, local_files_only=True
-        )
+        if named.get("tokenizer_class") == _NEWER:
+            file = checkpoint.path / "tokenizer.json"
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, **options)
     except Exception as error:  # whatever its many parts raise
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgespec.errors import ConfigError
+from edgespec.exporters.staging import require_text
 from edgespec.fetch.sources import atomic
 from edgespec.registry import (
     LOOKUP,
@@ -33,6 +34,11 @@ class Exported:
     path: Path
     format: Literal["gguf", "onnx"]
     licence: str
+
+
+def model_names(pair: str) -> list[str]:
+    """What the target and the draft of a pair are called in models.toml."""
+    return [f"{pair}-target", f"{pair}-draft"]
 
 
 def pair_entry(name: str, target: Exported, drafters: Sequence[Exported], description: str) -> str:
@@ -79,6 +85,7 @@ def refuse_taken(names: Sequence[str], file: Path | None = None) -> None:
     """Raises ConfigError where a name can't be given, since edgespec comes with it, or the user's
     models.toml can't be added to: it has the name already, or is wrong as it is.
     """
+    require_text(*names)
     for name in (LOOKUP, MODEL):
         if name in names:
             raise ConfigError(f'"{name}" is what chooses drafters; choose another name.')

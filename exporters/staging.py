@@ -14,7 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +30,8 @@ MANIFEST_SUFFIX = ".manifest.json"
 
 _STATE = "steps.json"
 _SPARE_BYTES = 50_000_000  # left free: a disk filled to the last byte breaks other programs
+# As NumPy says it when a disk takes no more, without the system's reason.
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # there because somebody looked
 
 
@@ -46,7 +50,6 @@ class Stage:
         self.folder = folder
         self._wanted = wanted
         self._finished = dict(finished)
-        self._published = False
 
     def finished(self, step: str) -> Path | None:
         """What an earlier run made in this step, if it is there; None means: do it now."""
@@ -64,24 +67,42 @@ class Stage:
     def publish(self, results: Mapping[Path, Path]) -> None:
         """Move each file or folder made here to its final name, replacing what is there.
 
-        Name the model last: who sees it may rely on what goes with it.
+        All of them or, whatever fails, none. Name the model last: who sees it may rely on what goes
+        with it.
         """
-        for made, destination in results.items():
-            _flush(made)
-            folder = destination.is_dir() and not destination.is_symlink()
-            if folder and (stranger := _stranger(destination)) is not None:  # since we began
-                raise DiskError(f"{destination} holds {stranger} now; take it out and try again.")
-            if folder or (made.is_dir() and destination.exists()):
-                old = self.folder / f"replaced-{destination.name}"
-                destination.replace(old)  # one rename puts a file over a file, and no more
-                try:
-                    made.replace(destination)
-                except BaseException:
-                    old.replace(destination)
-                    raise
-            else:
+        begun: list[tuple[Path, Path, Path]] = []
+        try:
+            for number, (made, destination) in enumerate(results.items(), 1):
+                _flush(made)
+                folder = destination.is_dir() and not destination.is_symlink()
+                if folder and (stranger := _stranger(destination)) is not None:  # since we began
+                    raise DiskError(
+                        f"{destination} holds {stranger} now; take it out and try again."
+                    )
+                aside = Path(tempfile.mkdtemp(prefix="replaced-", dir=self.folder)) / "old"
+                begun.append((made, destination, aside))
+                # One rename puts a file over a file, and no more; behind it nothing can fail.
+                atomic = number == len(results) and not folder and not made.is_dir()
+                if _is_there(destination) and not atomic:
+                    destination.replace(aside)
                 made.replace(destination)
-        self._published = True
+        except BaseException:
+            if len(begun) < len(results) or begun[-1][0].exists():
+                for step in reversed(begun):
+                    _take_back(*step)
+            raise
+
+
+def _take_back(made: Path, destination: Path, aside: Path) -> None:
+    if not made.exists():
+        destination.replace(made)
+    if _is_there(aside):
+        aside.replace(destination)
+
+
+def _is_there(path: Path) -> bool:
+    """Also a link that points nowhere."""
+    return path.is_symlink() or path.exists()
 
 
 @contextlib.contextmanager
@@ -161,6 +182,18 @@ def _stranger(folder: Path) -> str | None:
     return None
 
 
+def require_text(*paths: Path | str) -> None:
+    """Raises ExportError for a path that isn't Unicode, which no manifest can hold."""
+    for path in paths:
+        try:
+            str(path).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ExportError(
+                f"{str(path)!r} holds bytes that aren't UTF-8, so no manifest can name it; rename "
+                "it, or choose another place."
+            ) from None
+
+
 def require_space(folder: Path, need_bytes: int) -> None:
     """Raises ExportError where the disk of `folder` has no room for `need_bytes` and a little."""
     free = free_bytes(folder)
@@ -234,7 +267,9 @@ def _os_errors(destination: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        reason = error.strerror or error
+        reason = error.strerror or str(error)
+        if _CUT_SHORT.fullmatch(reason):
+            reason = "the disk took no more of it; make room, or choose a place on another disk"
         raise DiskError(f"Can't write {destination}: {reason}{where}.") from error
 
 

@@ -8,7 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ import tiny_checkpoint as tiny
 from hub_server import COMMIT, HubServer
 
 from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
-from edgespec.exporters import manifest
+from edgespec.exporters import manifest, transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.manifest import Manifest
 from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
@@ -163,6 +166,126 @@ def test_the_licence_is_the_model_cards(tmp_path: Path) -> None:
     assert Checkpoint.open(folder).licence == "apache-2.0"
 
 
+# --------------------------------------------------------------- what a newer transformers wrote
+
+_SCALED = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+_FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+_LOCAL = {"rope_type": "default", "rope_theta": 2e4}
+
+
+def in_old_words(**values: Any) -> dict[str, Any]:
+    checkpoint: Any = SimpleNamespace(name="mine", config=values)
+    return transformers_4.config(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written", "expected"),
+    [
+        ("llama", {"rope_type": "default"}, {"rope_scaling": None}),
+        ("llama", _SCALED, {"rope_scaling": _SCALED}),
+        (
+            "qwen2",
+            {"type": "yarn", "factor": 4.0, "beta_fast": None, "short_factor": [1.0]},
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        ),
+        (
+            "phi",
+            {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.4},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.4},
+        ),
+        (
+            "phi3",
+            {
+                "type": "longrope", "rope_type": "longrope", **_FACTORS, "factor": 4.0,
+                "original_max_position_embeddings": 64, "partial_rotary_factor": 1.0,
+            },
+            {
+                "rope_scaling": {"type": "longrope", **_FACTORS}, "partial_rotary_factor": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        ("phi3", {"rope_type": "default"}, {"rope_scaling": None}),
+        (
+            "olmo2",
+            {"rope_type": "linear", "factor": 2.0},
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
+        (
+            "gpt_neox",
+            {"rope_type": "default", "partial_rotary_factor": 0.25},
+            {
+                "rope_scaling": None, "partial_rotary_factor": 0.25, "rotary_pct": 0.25,
+                "rotary_emb_base": 5e5,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_positions_in_the_words_of_transformers_4(
+    model_type: str, written: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    values = {"model_type": model_type, "max_position_embeddings": 256}
+    said = in_old_words(**values, rope_parameters={**written, "rope_theta": 5e5})
+    assert said == {**values, "rope_theta": 5e5, **expected}
+    # And those of a text model within another.
+    inner = {**values, "rope_parameters": {**written, "rope_theta": 5e5}}
+    assert in_old_words(model_type="outer", text_config=inner)["text_config"] == said
+    assert in_old_words(**said) == said
+
+
+def test_layers_with_a_window_have_a_theta_of_their_own_in_gemma_3() -> None:
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+    layers = {"full_attention": full, "sliding_attention": _LOCAL}
+    assert in_old_words(model_type="gemma3_text", rope_parameters=layers) == {
+        "model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }  # fmt: skip
+    alike = {"full_attention": full, "sliding_attention": full}
+    said = in_old_words(model_type="qwen2", rope_parameters=alike)
+    assert said["rope_theta"] == 5e5 and "rope_local_base_freq" not in said
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written", "said"),
+    [
+        ("llama", {"rope_type": "spiral"}, "hold spiral"),
+        ("llama", {"rope_type": "default", "mrope_section": [1, 2]}, "hold mrope_section"),
+        ("llama", "all of them", "hold all of them"),
+        ("llama", {"rope_type": "longrope", "factor": "much", **_FACTORS}, "makes no sense"),
+        (
+            "llama",
+            {
+                "rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 64,
+                **_FACTORS,
+            },
+            "hold factor 2.0",
+        ),
+        ("phi3", {"rope_type": "longrope", "attention_factor": 1.2, **_FACTORS}, "attention_fac"),
+        ("olmo2", _SCALED, "hold high_freq_factor"),
+        ("qwen2", {"full_attention": {"rope_theta": 1e4}, "sliding_attention": _LOCAL}, "other"),
+        (
+            "gemma3_text",
+            {
+                "full_attention": {"rope_theta": 1e6},
+                "sliding_attention": {**_LOCAL, "rope_type": "linear", "factor": 2.0},
+            },
+            "other positions for sliding_attention",
+        ),
+        ("gemma3_text", {"hybrid": {"rope_theta": 1e6}}, "hold positions for hybrid"),
+    ],
+)  # fmt: skip
+def test_positions_that_transformers_4_cant_be_told_are_refused(
+    model_type: str, written: Any, said: str
+) -> None:
+    values = {"model_type": model_type, "max_position_embeddings": 256}
+    if "no sense" in said:
+        values["original_max_position_embeddings"] = 64
+    with pytest.raises(ExportError, match=said):
+        in_old_words(**values, rope_parameters=written)
+
+
 # -------------------------------------------------------------------------------------- the hub
 
 # In a process of its own: the hub's client reads its settings when it is imported.
@@ -172,7 +295,8 @@ from edgespec.errors import EdgespecError
 from edgespec.exporters.checkpoint import Checkpoint
 try:
     found = Checkpoint.open(sys.argv[1], sys.argv[2] or None)
-    print(found.path, found.revision, found.parameters, found.name, sep="\\n")
+    said = (found.path, found.revision, found.parameters, found.name, *found.notes)
+    print(*said, sep="\\n")
 except EdgespecError as error:
     sys.exit(str(error))
 """
@@ -210,6 +334,9 @@ def test_a_checkpoint_of_the_hub(tmp_path: Path) -> None:
         assert not [line for line in hub.log if "/cdn/" in line]  # all of it was here
     offline = from_hub(hub, tmp_path / "home")
     assert offline.returncode == 0, offline.stderr
+    note = offline.stdout.splitlines()[4]
+    assert note.startswith("it is org/tiny as the hub's cache has it, commit 0123456789ab: ")
+    assert "check your network connection" in note
 
 
 def test_what_the_hub_cannot_give_is_a_sentence(tmp_path: Path) -> None:
@@ -290,6 +417,38 @@ def test_whatever_ends_it_the_old_one_stays(
         work.publish({made: result})
     assert result.is_dir() and names(tmp_path) == ["result"]
     assert names(result) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("stopped", ["instead", "after"])
+def test_a_model_and_its_manifest_are_replaced_together_or_not(
+    there: bool, stopped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where a model that another program has open can't be replaced."""
+    results = {"manifest": tmp_path / "m.gguf.manifest.json", "model": tmp_path / "m.gguf"}
+    for result in results.values() if there else ():
+        result.write_text("old")
+    replace = Path.replace
+
+    def stops(path: Path, target: Path) -> Path:
+        if target == results["model"] and stopped == "instead":
+            raise PermissionError(13, "Permission denied")
+        moved = replace(path, target)
+        if target == results["model"]:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "replace", stops)
+    with (
+        pytest.raises((ExportError, KeyboardInterrupt)),
+        stage(results["model"], wanted={}, overwrite=True) as work,
+    ):
+        for name in results:
+            (work.folder / name).write_text("new")
+        work.publish({work.folder / name: result for name, result in results.items()})
+    left = {path.read_text() for path in tmp_path.iterdir()}
+    assert left == ({"new"} if stopped == "after" else {"old"} if there else set())
+    assert len(list(tmp_path.iterdir())) == 2 * (there or stopped == "after")
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "target/notes.txt", "empty/", "x.manifest.json"])
@@ -515,6 +674,9 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert told.tools["numpy"] == np.__version__ and "no-such" not in told.tools
     assert told.output_files["x.gguf"]["size_bytes"] == 3
     assert manifest.beside(tmp_path) == tmp_path / "edgespec.manifest.json"
+    noted = replace(checkpoint, notes=("of yesterday",))
+    again = manifest.describe(noted, "gguf", {}, options={}, parity={}, notes=("one",))
+    assert again.notes == ("of yesterday", "one")
     out.write_text("{}")
     with pytest.raises(ExportError, match="no manifest"):
         Manifest.read(out)

@@ -6,6 +6,7 @@ where the `export` extra is installed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +25,16 @@ import numpy as np
 import pytest
 import tiny_checkpoint as tiny
 
+from edgespec.cli import main
 from edgespec.errors import ConfigError, ExportError
-from edgespec.exporters import gguf, gguf_gate, gguf_quant, gguf_tokenizer, quantise
+from edgespec.exporters import (
+    gguf,
+    gguf_gate,
+    gguf_quant,
+    gguf_reference,
+    gguf_tokenizer,
+    quantise,
+)
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.gguf_pair import export_pair, require_same_tokens
 from edgespec.exporters.gguf_quant import quant
@@ -148,16 +158,50 @@ def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
     assert header.metadata["gemma3.rope.freq_base_swa"] == 10000
 
 
+def newer(folder: Path) -> Path:
+    """The checkpoint as transformers 5 would have saved it."""
+    file = folder / "config.json"
+    tiny.write_json(file, tiny.in_new_words(json.loads(file.read_text())))
+    return folder
+
+
 def test_rotary_scaling_comes_in_both_spellings(tmp_path: Path) -> None:
     old = tiny.write_checkpoint(tmp_path / "old", "llama-3")
-    values = json.loads((old / "config.json").read_text())
-    scaling = {**values.pop("rope_scaling"), "rope_theta": values.pop("rope_theta")}
-    new = tiny.write_checkpoint(tmp_path / "new", "llama-3")
-    tiny.write_json(new / "config.json", {**values, "rope_parameters": scaling})
+    new = newer(tiny.write_checkpoint(tmp_path / "new", "llama-3"))
     ours, theirs = values_of(exported(old).path), values_of(exported(new).path)
     assert np.array_equal(ours["rope_freqs.weight"], theirs["rope_freqs.weight"])
     factors = ours["rope_freqs.weight"]
     assert factors[0] == 1 and factors[-1] == 8 and np.all(np.diff(factors) >= 0)
+
+
+@needs_torch
+@pytest.mark.parametrize("family", ["llama-3", "qwen2", "gemma-3", "phi-3"])
+def test_the_reference_reads_what_a_newer_transformers_wrote(
+    family: str, tmp_path: Path, with_torch: None
+) -> None:
+    """With thetas that no class has by itself, which is what an older one would take."""
+    thetas = {"rope_theta": 500_000.0}
+    thetas |= {"rope_local_base_freq": 20_000.0} if family == "gemma-3" else {}
+    folder = newer(tiny.write_checkpoint(tmp_path / family, family, **thetas))
+    found = exported(folder).parity["logits"]["f32"]
+    assert found["compared_with"] == "transformers" and found["relative"] < 1e-3
+
+
+@needs_torch
+def test_what_the_reference_cant_be_told_is_a_note(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    values = json.loads((folder / "config.json").read_text())
+    assert gguf_reference.why_not(Checkpoint.open(folder)) is None
+    values["rope_parameters"] = {"rope_type": "spiral", "rope_theta": 10000.0}
+    tiny.write_json(folder / "config.json", values)
+    reason = gguf_reference.why_not(Checkpoint.open(folder))
+    assert reason is not None and "rope_parameters hold spiral" in reason
+
+
+def _windowed(kind: str, theta: float) -> dict[str, Any]:
+    full = {"rope_type": "default", "rope_theta": 1e4}
+    sliding = {"rope_type": kind, "rope_theta": theta, "factor": 2.0}
+    return {"full_attention": full, "sliding_attention": sliding}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +219,8 @@ def test_rotary_scaling_comes_in_both_spellings(tmp_path: Path) -> None:
         ("llama-2", {"partial_rotary_factor": 0.5}, "50% of each head"),
         ("granite", {"embedding_multiplier": 0.0}, "embedding_scale is 0"),
         ("gpt-2", {"scale_attn_by_inverse_layer_idx": True}, "scales its attention"),
+        ("gemma-3", {"rope_parameters": _windowed("linear", 1e4)}, r"with a window \(linear"),
+        ("qwen2", {"rope_parameters": _windowed("default", 2e4)}, "by another theta"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(
@@ -509,6 +555,58 @@ def test_the_manifest_tells_what_was_made_of_what(tmp_path: Path) -> None:
     assert found.output_files[result.path.name]["sha256"] == digest
     assert found.options["quant"] == "f16"
     assert {"edgespec", "gguf", "llama-cpp-python"} <= found.tools.keys()
+
+
+@contextlib.contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """What happens to a file beyond so many bytes is what a full disk does to it."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_no_more_is_told_as_that(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    with (
+        largest_file(200_000),
+        pytest.raises(
+            ExportError, match=r"^Can't write .*: (the disk took no more|File too large)"
+        ),
+    ):
+        exported(folder)
+
+
+def test_the_notes_of_a_checkpoint_are_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Checkpoint.open(tiny.write_checkpoint(tmp_path / "m"))
+    found = dataclasses.replace(found, notes=("it is of yesterday",))
+    monkeypatch.setattr(Checkpoint, "open", lambda *_: found)
+    out = tmp_path / "m.gguf"
+    assert main(["export", "gguf", str(tmp_path / "m"), str(out), "--quant", "f32"]) == 0
+    assert capsys.readouterr().err.count("note: m: it is of yesterday\n") == 1
+    assert Manifest.read(tmp_path / "m.gguf.manifest.json").notes[0] == "it is of yesterday"
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are Unicode there")
+@pytest.mark.parametrize("which", ["checkpoint", "out", "converter", "name"])
+def test_paths_that_no_manifest_can_name_are_refused_before_the_work(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "home"))
+    odd = os.fsdecode(b"caf\xe9")  # Latin-1
+    folder = tiny.write_checkpoint(tmp_path / (odd if which == "checkpoint" else "m"))
+    out = tmp_path / (odd if which == "out" else "m.gguf")
+    asked = {"converter": ["--converter", str(tmp_path / odd)], "name": ["--register", odd]}
+    command = ["export", "gguf", str(folder), str(out), *asked.get(which, [])]
+    assert main([*command, "--quant", "f32"]) == 1
+    said = capsys.readouterr().err
+    assert r"caf\udce9" in said and "aren't UTF-8" in said and "writing tensors" not in said
+    assert not out.exists() and len(list(tmp_path.iterdir())) == 1
 
 
 # --------------------------------------------------------------------------- another's converter

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,54 @@ def test_optimum_without_its_part_for_onnx_is_told(
     exporter.require_extra("fused")
 
 
-def test_a_type_for_a_draft_that_isnt_named_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("option", ["--draft-dtype", "--draft-revision"])
+def test_an_option_for_a_draft_that_isnt_named_is_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", "onnx", str(tmp_path), str(tmp_path / "out"), "--draft-dtype", "int4"]
+    command = ["export", "onnx", str(tmp_path), str(tmp_path / "out"), option, "int4"]
     assert main(command) == 1
-    assert "--draft-dtype is of a draft: name one with --draft" in capsys.readouterr().err
+    assert f"{option} is of a draft: name one with --draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pair"])
+def test_each_model_has_its_own_revision(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def opened(name: str, revision: str | None, _report: Any) -> Any:
+        asked.append((name, revision))
+        if name == "a/draft":
+            raise ExportError("that is enough")
+
+    monkeypatch.setattr(Checkpoint, "open", opened)
+    monkeypatch.setattr(exporter, "require_extra", lambda *_: None)
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path))
+    out, draft = str(tmp_path / "out"), "a/draft"
+    command = ["onnx", "a/target", out, "--draft", draft]
+    command = command if kind == "onnx" else ["pair", "a/target", draft, out, "--format", "onnx"]
+    assert main(["export", *command, "--revision", "one", "--draft-revision", "two"]) == 1
+    assert main(["export", *command, "--revision", "one"]) == 1
+    target = ("a/target", "one")
+    assert asked == [target, (draft, "two"), target, (draft, None)]
+
+
+def test_the_entry_of_an_export_into_the_folder_one_is_in_has_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx_ir")
+    from edgespec.commands.export_onnx import _tell_entry
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    results = [
+        exporter.Result(Path(name), Path(name) / "m.json", 1, {}, ())
+        for name in ("target", "draft")
+    ]
+    models: list[Any] = [SimpleNamespace(name=name, licence="mit") for name in ("big", "small")]
+    _tell_entry(None, Path(), models, results)
+    said = capsys.readouterr().err
+    assert "[pairs.mine]" in said and "[models.mine-target]" in said
 
 
 # --------------------------------------------------------------------------- real exports
@@ -328,6 +371,88 @@ def test_far_positions_are_rotated_as_in_the_model(
         assert far.mean_kl < 1e-6
 
 
+# ------------------------------------------------------- what a newer transformers wrote
+
+
+def _newer(source: Checkpoint, folder: Path, **changes: Any) -> Checkpoint:
+    """A checkpoint as transformers 5 would have saved it; changes: of its rope_parameters."""
+    import shutil
+
+    from tiny_checkpoint import in_new_words, write_json
+
+    shutil.copytree(source.path, folder)
+    values = in_new_words(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    values["rope_parameters"] |= changes
+    write_json(folder / "config.json", values)
+    return Checkpoint.open(folder)
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("family", "style"),
+    [("Llama", "fused"), ("Gemma3", "fused"), ("Qwen2", "portable"), ("Phi", None)],
+)
+def test_what_a_newer_transformers_wrote_is_the_same_model(
+    family: str, style: Any, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """With a theta that no class has by itself, which is what transformers 4 would take."""
+    from edgespec.exporters import onnx_reference
+    from edgespec.exporters.onnx_run import Graph
+
+    changes: dict[str, Any] = {"rope_theta": 500_000.0, "rope_scaling": _SCALED.get(family)}
+    if family == "Gemma3":
+        changes |= _SLIDING["Gemma3"] | {"rope_local_base_freq": 20_000.0}
+    source = checkpoint(family, **changes)
+    newer = _newer(source, tmp_path / "newer")
+    assert "rope_theta" not in newer.config and "rope_scaling" not in newer.config
+    text = [5 + i * i % 250 for i in range(300)]
+    ours, theirs = (
+        onnx_reference.logits(onnx_reference.load(each), {"far": text})["far"]
+        for each in (source, newer)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+    if style is not None:
+        out = exporter.export(newer, tmp_path / "out", dtype="fp32", style=style).path
+        graph = Graph(out / "model.onnx", in_place=style == "fused", room=512)
+        assert compare({"far": ours}, {"far": graph.forward(text)}).mean_kl < 1e-6
+
+
+@with_extra
+def test_positions_that_the_code_here_passes_over_are_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """Both sides of the gate would pass over them alike."""
+    from edgespec.exporters import onnx_reference
+
+    plain = _newer(checkpoint("Nemotron"), tmp_path / "plain")
+    onnx_reference.load(plain)
+    scaled = _newer(checkpoint("Nemotron"), tmp_path / "scaled", rope_type="linear", factor=2.0)
+    with pytest.raises(ExportError, match=r"doesn't turn the positions of scaled.*kind linear"):
+        onnx_reference.load(scaled)
+
+
+@with_extra
+@pytest.mark.parametrize("named", ["TokenizersBackend", "Qwen2Tokenizer"])
+def test_a_tokenizer_of_a_newer_transformers(
+    named: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    from edgespec.exporters import onnx_text
+
+    source = checkpoint("Qwen2")
+    folder = tmp_path / "newer"
+    shutil.copytree(source.path, folder)
+    about = {
+        "tokenizer_class": named, "backend": "tokenizers", "is_local": False,
+        "extra_special_tokens": ["<|im_start|>", "<|im_end|>"], "eos_token": "<|endoftext|>",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    tokenizer = onnx_text.load(Checkpoint.open(folder))
+    assert onnx_text.probe_ids(tokenizer) == onnx_text.probe_ids(onnx_text.load(source))
+    onnx_text.check(folder, tokenizer, onnx_text.probe_ids(tokenizer))
+
+
 @with_extra
 def test_a_window_on_the_wrong_layer_is_refused(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -399,6 +524,7 @@ def test_style_follows_the_family(checkpoint: Callable[..., Checkpoint]) -> None
 
 
 @with_extra
+@pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize(
     ("family", "scaling", "style"),
     [
@@ -410,12 +536,14 @@ def test_style_follows_the_family(checkpoint: Callable[..., Checkpoint]) -> None
     ],
 )
 def test_positions_that_change_with_the_length_are_portable(
-    family: str, scaling: Any, style: str, tmp_path: Path
+    family: str, scaling: Any, style: str, newer: bool, tmp_path: Path
 ) -> None:
     from tiny_checkpoint import write_checkpoint
 
     changes = {} if scaling is ... else {"rope_scaling": scaling}
     source = Checkpoint.open(write_checkpoint(tmp_path / "m", family, **changes))
+    if newer:
+        source = _newer(source, tmp_path / "newer")
     assert exporter.plan(source, "int4").style == style
     if style == "portable":
         with pytest.raises(ExportError, match=r"changes its positions with the length.*--portable"):
@@ -686,6 +814,28 @@ def test_a_full_disk_is_not_the_models_fault(
     with pytest.raises(ExportError, match=r"^Can't write .*out: No space left on device"):
         exporter.export(checkpoint(), tmp_path / "out", dtype="fp32", style=style)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="here no file is always full")
+def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path) -> None:
+    import errno
+
+    onnx_ir = pytest.importorskip("onnx_ir")
+    from onnx import TensorProto, helper, numpy_helper
+
+    from edgespec.exporters import onnx_file
+
+    weights = numpy_helper.from_array(np.ones((64, 512), np.float32), "w")
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, width])
+        for name, width in (("x", 64), ("y", 512))
+    ]
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([product], "g", ends[:1], ends[1:], [weights])
+    (tmp_path / onnx_file.DATA).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        onnx_file.write(onnx_ir.from_proto(helper.make_model(graph)), tmp_path, {}, lambda *_: None)
+    assert caught.value.errno == errno.ENOSPC
 
 
 @with_extra

@@ -224,6 +224,24 @@ def config(family: str, vocab_size: int, **changes: Any) -> dict[str, Any]:
     return {**base, "vocab_size": vocab_size, **CONFIGS[family], **changes}
 
 
+def in_new_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as transformers 5 writes it: all of the rotary positions in one place."""
+    values = dict(values)
+    rope = dict(values.pop("rope_scaling", None) or {})
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in values:
+            rope[key] = values.pop(key)
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        key = "original_max_position_embeddings"
+        rope.setdefault(key, values.get(key, values["max_position_embeddings"]))
+    local = values.pop("rope_local_base_freq", None)
+    if local is not None:
+        sliding = {"rope_type": "default", "rope_theta": local}
+        rope = {"full_attention": rope, "sliding_attention": sliding}
+    return {**values, "rope_parameters": rope}
+
+
 def tensors(values: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Random float32 tensors for such a config, by transformers' names."""
     rng = np.random.default_rng(seed)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.terminal import printable
+
+if TYPE_CHECKING:
+    from edgespec.exporters.checkpoint import Checkpoint
 
 _QUANTS = "f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0 and what else llama.cpp offers"
 
@@ -25,7 +31,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(NAME-QUANT.gguf here)",
     )  # fmt: skip
     add_quant(parser, "--quant", "f16", "f16")
-    add_export_options(parser)
+    add_export_options(parser, "CHECKPOINT")
     parser.add_argument(
         "--converter", metavar="PATH", type=Path, help="llama.cpp's convert_hf_to_gguf.py, to "
         "use instead of our own conversion: for a model family we don't know",
@@ -45,12 +51,27 @@ def add_quant(parser: argparse.ArgumentParser, flag: str, default: str | None, s
     )  # fmt: skip
 
 
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """What every export takes."""
+def add_export_options(parser: argparse.ArgumentParser, model: str, *, draft: bool = False) -> None:
+    """What every export takes.
+
+    model: whose --revision is, as the usage names it. draft: whether a draft may come with it.
+    """
     parser.add_argument(
-        "--revision", metavar="REVISION", help="a branch, tag or commit of the hub (the newest)"
-    )
+        "--revision", metavar="REVISION",
+        help=f"a branch, tag or commit of {model} on the hub (the newest)",
+    )  # fmt: skip
+    if draft:
+        parser.add_argument(
+            "--draft-revision", metavar="REVISION", help="the same, of the draft (the newest)"
+        )
     parser.add_argument("--force", action="store_true", help="replace what is there already")
+
+
+def tell_notes(*checkpoints: Checkpoint) -> None:
+    """What the person should know of where they came from."""
+    for checkpoint in checkpoints:
+        for note in checkpoint.notes:
+            print(printable(f"note: {checkpoint.name}: {note}"), file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     extra.require("gguf", "tokenizers")
     from edgespec.exporters import gguf, gguf_quant
-    from edgespec.exporters.staging import refuse_existing
+    from edgespec.exporters.staging import refuse_existing, require_text
 
     # Whatever can be refused is refused before a download or any work.
     quant = gguf_quant.quant(args.quant)
@@ -70,10 +91,12 @@ def run(args: argparse.Namespace) -> int:
     if out.is_dir():
         out /= f"{Checkpoint.name_of(args.checkpoint)}-{quant.name}.gguf"
     refuse_existing(out, args.force)
+    require_text(out.absolute())
     if args.register:
         refuse_taken([args.register])
     with shown() as report:
         checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
+    tell_notes(checkpoint)
     print(gguf.estimate(checkpoint, quant), file=sys.stderr)
     with shown() as report:
         result = gguf.export(

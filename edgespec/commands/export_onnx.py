@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec.commands.export_gguf import add_export_options, tell_notes
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--portable", dest="style", action="store_const", const="portable", help="plain "
         "operators: slower, for any architecture optimum knows",
     )  # fmt: skip
-    parser.add_argument(
-        "--revision", metavar="REVISION", help="a branch, tag or commit of the hub (the newest)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace what is there already")
+    add_export_options(parser, "CHECKPOINT", draft=True)
     parser.add_argument(
         "--register", metavar="NAME", help="add it to your models.toml as the pair NAME, with "
         "lookup, and the draft where there is one, as its drafters",
@@ -68,19 +66,23 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.exporters.checkpoint import Checkpoint
     from edgespec.exporters.onnx_pair import export_pair
     from edgespec.exporters.register import refuse_taken
-    from edgespec.exporters.staging import refuse_existing
+    from edgespec.exporters.staging import refuse_existing, require_text
 
-    if args.draft_dtype and not args.draft:
-        raise ConfigError("--draft-dtype is of a draft: name one with --draft")
+    for option in ("draft_dtype", "draft_revision"):
+        if getattr(args, option) and not args.draft:
+            named = option.replace("_", "-")
+            raise ConfigError(f"--{named} is of a draft: name one with --draft")
     # Whatever can be refused is refused before a download or any work.
     onnx.require_extra(args.style)
     out: Path = args.out or Path(f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
     refuse_existing(out, args.force)
+    require_text(out.absolute())
     if args.register:
         refuse_taken([*_names(args.register, pair=bool(args.draft)), args.register])
     with shown() as report:
         checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
-        draft = Checkpoint.open(args.draft, None, report) if args.draft else None
+        draft = Checkpoint.open(args.draft, args.draft_revision, report) if args.draft else None
+    tell_notes(checkpoint, *([draft] if draft else []))
     draft_dtype = args.draft_dtype or args.dtype
     print(onnx.plan(checkpoint, args.dtype, args.style).sentence, file=sys.stderr)
     if draft is not None:
@@ -102,18 +104,20 @@ def run(args: argparse.Namespace) -> int:
         for note in result.notes:
             print(f"note: {result.path.name}: {note}", file=sys.stderr)
         print(result.summary, file=sys.stderr)
-    _tell_entry(args.register, [checkpoint, *([draft] if draft else [])], results)
+    _tell_entry(args.register, out, [checkpoint, *([draft] if draft else [])], results)
     print(out)
     return 0
 
 
 def _names(registered: str, *, pair: bool) -> list[str]:
     """What to call the models of a pair of that name."""
-    return [f"{registered}-target", f"{registered}-draft"] if pair else [registered]
+    from edgespec.exporters.register import model_names
+
+    return model_names(registered) if pair else [registered]
 
 
 def _tell_entry(
-    registered: str | None, checkpoints: list[Checkpoint], results: list[Result]
+    registered: str | None, out: Path, checkpoints: list[Checkpoint], results: list[Result]
 ) -> None:
     """Add the pair to the user's models.toml, or show what would be added."""
     from edgespec.exporters.onnx_file import MODEL
@@ -121,7 +125,7 @@ def _tell_entry(
 
     if registered is None and len(results) == 1:
         return
-    name = registered or results[0].path.parent.name
+    name = registered or out.absolute().name
     names = _names(name, pair=len(results) > 1)
     models = [
         Exported(model, result.path / MODEL, "onnx", checkpoint.licence)

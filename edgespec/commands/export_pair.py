@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.commands.export_gguf import add_export_options, add_quant
+from edgespec.commands.export_gguf import add_export_options, add_quant, tell_notes
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_quant(parser, "--quant", None, "q4_k_m; ONNX: int4")
     add_quant(parser, "--draft-quant", None, "as --quant")
-    add_export_options(parser)
-    parser.add_argument("--draft-revision", metavar="REVISION", help="as --revision, of the draft")
+    add_export_options(parser, "TARGET", draft=True)
     parser.add_argument(
         "--name", metavar="NAME", help="what to call the pair (default: OUT's last part)"
     )
@@ -48,19 +47,27 @@ def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     from edgespec.commands.progress import shown
     from edgespec.exporters.checkpoint import Checkpoint
-    from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
-    from edgespec.exporters.staging import refuse_existing
+    from edgespec.exporters.register import (
+        Exported,
+        model_names,
+        pair_entry,
+        refuse_taken,
+        register,
+    )
+    from edgespec.exporters.staging import refuse_existing, require_text
 
     # Whatever can be refused is refused before a download or any work.
     exporter = (_Gguf if args.format == "gguf" else _Onnx)(_quants(args))
     refuse_existing(args.out, args.force)
+    require_text(args.out.absolute())
     name = args.name or args.out.absolute().name
-    names = [f"{name}-target", f"{name}-draft"]
+    names = model_names(name)
     if args.register:
         refuse_taken([*names, name])
     with shown() as report:
         target = Checkpoint.open(args.target, args.revision, report)
         draft = Checkpoint.open(args.draft, args.draft_revision, report)
+    tell_notes(target, draft)
     for sentence in exporter.estimates((target, draft)):
         print(sentence, file=sys.stderr)
     with shown() as report:
