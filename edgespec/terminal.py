@@ -7,7 +7,7 @@ shown as what it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 # Line feed and tab stay. The other C0 controls show as their Unicode pictures, C1 controls (which
@@ -22,6 +22,22 @@ _SHOWN = (
 def printable(text: str) -> str:
     """The text with every control character made visible; safe for any piece of a stream."""
     return text.translate(_SHOWN)
+
+
+def columns(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator[str]:
+    """The lines of a table, its columns as wide as a terminal shows their widest cell.
+
+    numbers: every cell but the first of a row stands at the right of its column.
+    """
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        padded = []
+        for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            gap = " " * (width - cell_len(cell))
+            padded.append(gap + cell if numbers and number else cell + gap)
+        yield "  ".join(padded).rstrip()
 
 
 def line_chat_reason(

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgespec.costs import Costs, measure
+from edgespec.errors import ConfigError
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import Session
+from edgespec.terminal import columns, printable
 from edgespec.tune import LENGTH, PAYS, Choice, best
 
 _NAME = "model"
@@ -50,7 +52,8 @@ class Trial:
 def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
     """The share of the target's tokens, of ids below `width`, that a drafter would have named.
 
-    The first token of an answer doesn't count, since it is never drafted. 0 where there is none.
+    The first token of an answer doesn't count, since it is never drafted. Raises ConfigError where
+    there is no other.
     """
     sampler = Sampler(GREEDY, width)
     right = count = 0
@@ -65,7 +68,12 @@ def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
             right += sampler.argmax(row, model=session.name) == following
             count += 1
     session.rollback(0)
-    return right / count if count else 0.0
+    if not count:
+        raise ConfigError(
+            "the target's answers end with their first token, so there is nothing to judge a "
+            "drafter by: give other texts with --prompts"
+        )
+    return right / count
 
 
 def tried(
@@ -96,7 +104,7 @@ def table(trials: Sequence[Trial], human_bytes: Callable[[int], str]) -> list[st
         pays = trial.choice.gain >= PAYS
         rows.append(
             (
-                trial.name,
+                printable(trial.name),
                 human_bytes(trial.nbytes),
                 f"{trial.step:.2f}",
                 f"{trial.acceptance:.0%}",
@@ -104,12 +112,7 @@ def table(trials: Sequence[Trial], human_bytes: Callable[[int], str]) -> list[st
                 f"{trial.choice.gain:.2f}" if pays else "-",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        lines.append("  ".join((row[0].ljust(widths[0]), *cells)))
-    return lines
+    return list(columns(rows, numbers=True))
 
 
 def verdict(trials: Sequence[Trial], target: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from chance import fit
 from fakes import FakeSession, fake_model
+from rich.cells import cell_len
 from test_exactness import DEPTH, OFF, PROMPT, SAMPLERS, V, answer, joint, target_model
 from tiny_gguf import CONTROL, UNUSED, spm_vocabulary, write_tiny
 
@@ -533,6 +535,21 @@ def test_everything_at_once(whole: Path, tmp_path: Path) -> None:
         assert np.corrcoef(wide[kept], small[kept])[0, 1] > 0.99
 
 
+def test_a_disk_that_takes_no_more_is_told_with_its_reason(whole: Path, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    kept = kept_of(whole)
+    made = make(whole, tmp_path / "narrow.gguf", Variant(kept=kept))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    end = narrow.table_offset(read_header(made)) + 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (end, hard))  # the table doesn't go in
+    try:
+        with pytest.raises(ExportError, match=r"^Can't write .*again\.gguf: File too large"):
+            make(whole, tmp_path / "again.gguf", Variant(kept=kept))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "again.gguf").exists()
+
+
 def test_quantising_alone(whole: Path, tmp_path: Path) -> None:
     made = make(whole, tmp_path / "q.gguf", Variant(quant="q4_0"))
     again = make(made, tmp_path / "qq.gguf", Variant(quant="q8_0"))  # from quantised weights
@@ -673,7 +690,9 @@ def test_acceptance_is_the_chance_of_a_draft_token() -> None:
     assert acceptance(other, texts, 16) == right / (3 * 89)
     assert 0.1 < right / (3 * 89) < 0.9
     assert other.length == 0
-    assert acceptance(other, [Text((1,), (2,))], 16) == 0.0  # nothing that is ever drafted
+    for ended in ([], [Text((1,), (2,)), Text((1,), ())]):  # nothing that is ever drafted
+        with pytest.raises(ConfigError, match=r"end with their first token.*--prompts"):
+            acceptance(other, ended, 16)
 
 
 def test_a_trial_measures_both_and_the_table_ranks() -> None:
@@ -688,6 +707,9 @@ def test_a_trial_measures_both_and_the_table_ranks() -> None:
     assert [t.name for t in ranked([poorer, best, poor])] == ["best", "poor", "poorer"]
     lines = table([poorer, best, poor], lambda n: f"{n} B")
     assert [line.split()[0] for line in lines] == ["DRAFTER", "best", "poor", "poorer"]
+    wide = table([replace(best, name="模型\x1b.gguf"), poor], lambda n: f"{n} B")
+    assert {cell_len(line) for line in wide} == {cell_len(wide[0])}
+    assert wide[1].startswith("模型\u241b.gguf ")
     assert lines[1].split()[-2:] == ["4", "1.71"] and lines[2].split()[-2:] == ["none", "-"]
     assert "best pays most for t.gguf" in verdict([poor, best], "t.gguf")
     assert "1.71 times" in verdict([poor, best], "t.gguf")
@@ -714,6 +736,66 @@ def test_the_command_makes_measures_and_says_what_pays(
     assert found is not None and len(found.kept) == 200
     assert main(command) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["2", "99999"])
+def test_a_head_that_is_no_selection_is_refused_before_the_target_answers(
+    number: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["draft", str(whole), str(tmp_path / "out.gguf"), "--vocab", number]
+    assert main([*command, "--threads", "1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"a head of {number} tokens is no selection" in line
+
+
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_answers_too_short_to_draft_in_are_refused(
+    number: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["draft", str(whole), str(tmp_path / "out.gguf"), "--layers", "first:2"]
+    assert main([*command, "--max-tokens", number]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "leaves nothing to draft: --max-tokens 2" in line
+
+
+def test_no_threads_at_all_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["draft", "a.gguf", "b.gguf", "--layers", "first:2", "--threads", "0"])
+    assert "0 is below 1" in capsys.readouterr().err
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else real(name, *a)
+    )
+    assert main(["draft", str(whole), str(tmp_path / "out.gguf"), "--layers", "first:2"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "drafters needs gguf" in line and "pip install 'edgespec[gguf]'" in line
+
+
+def test_drafting_imports_nothing_of_the_extra_before_it_asks_for_it() -> None:
+    code = "import sys; sys.modules['gguf'] = None\nfrom edgespec.cli import main\n"
+    code += "sys.exit(main(['draft', 'a.gguf', 'b.gguf', '--layers', 'first:2']))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "edgespec: making GGUF files" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are Unicode there")
+def test_a_path_that_models_toml_cant_hold_is_refused_before_any_work(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config"))
+    odd = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    command = ["draft", str(whole), str(odd), "--layers", "first:2", "--threads", "1"]
+    assert main([*command, "--register", "tiny"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"caf\udce9.gguf' holds bytes that aren't UTF-8" in line
+    assert main([*command, "--no-measure"]) == 0 and odd.is_file()  # which writes no name down
 
 
 @pytest.mark.parametrize(

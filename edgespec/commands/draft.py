@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from edgespec.commands.draft_sample import Choice, Sample
 from edgespec.errors import ConfigError
-from edgespec.options import count
+from edgespec.options import count, positive
+from edgespec.terminal import printable
 
 if TYPE_CHECKING:
     from edgespec.exporters.draft import Source
@@ -63,13 +65,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "to every other one, and the rest serve as the sample (default: a few of our own)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-tokens", type=count, default=96, metavar="N", help="of each sample answer (96)"
-    )
+        "--max-tokens", type=count, default=96, metavar="N",
+        help="of each sample answer, at least 2 (96)",
+    )  # fmt: skip
     parser.add_argument(
         "--measure", action=argparse.BooleanOptionalAction, default=True,
         help="measure what was made (--no-measure only writes it)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=count, metavar="N", help="CPU threads (the usable CPUs)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU threads (the usable CPUs)"
+    )
     parser.add_argument(
         "--register", metavar="NAME", help="add the target with the drafter that pays most to "
         "your models.toml, as the pair NAME",
@@ -82,11 +87,16 @@ def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     from edgespec.commands import draft_register
     from edgespec.commands.progress import shown
+    from edgespec.exporters import extra
+
+    extra.require("gguf")
     from edgespec.exporters.draft import make, open_source
     from edgespec.exporters.staging import refuse_existing
     from edgespec.trial import table, verdict
     from edgespec.units import human_bytes
 
+    if args.max_tokens < 2:  # the first token of an answer is never drafted
+        raise ConfigError("an answer of one token leaves nothing to draft: --max-tokens 2, or more")
     source: Path = args.source or args.target
     opened = open_source(source)
     asked = _combinations(args, opened)
@@ -94,14 +104,14 @@ def run(args: argparse.Namespace) -> int:
     for path in paths:
         refuse_existing(path, args.force, [source, args.target])
     if args.register:
-        draft_register.refuse(args.register, measured=args.measure)
+        draft_register.refuse(args.register, [args.target, *paths], measured=args.measure)
     with _folder(paths[0].parent), Sample(args, opened) as sample:
         for path, choice in zip(paths, asked, strict=True):
             variant = sample.decide(choice)
             notes: list[str] = []
             with shown() as report:
                 make(
-                    source, path, variant, report=report, threads=args.threads or None,
+                    source, path, variant, report=report, threads=args.threads,
                     overwrite=args.force, tell=notes.append,
                 )  # fmt: skip
             for note in notes:
@@ -116,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     for line in table(trials, human_bytes):
         print(line)
     print()
-    print(verdict(trials, args.target.name))
+    print(printable(verdict(trials, args.target.name)))
     if args.register:
         tried = list(zip(trials, paths, strict=True))
         done = draft_register.best(args.register, args.target, tried, uncut=source)
@@ -132,6 +142,8 @@ def _combinations(args: argparse.Namespace, source: Source) -> list[Choice]:
         raise ConfigError("nothing is to be cut: name --layers, --vocab or --quant")
     for text in args.layers:
         layers.parse(text, source.blocks)
+    for number in args.vocab:
+        source.frequent(Counter[int](), number, ())
     for quant in args.quant:
         source.check_quant(quant)
     every = product(args.layers or [None], args.vocab or [None], args.quant or [None])

@@ -1,7 +1,7 @@
 """The drafter that pays most, registered with its target: `edgespec draft --register NAME`.
 
-Invariant: names that are taken are refused before any work, and a drafter that doesn't pay is not
-registered.
+Invariant: names that are taken, and paths that can't be written down, are refused before any work,
+and a drafter that doesn't pay is not registered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from edgespec.trial import Trial
 
 
-def refuse(name: str, *, measured: bool) -> None:
-    """Raises ConfigError where the pair couldn't be registered in the end."""
-    from edgespec.exporters.register import refuse_taken
+def refuse(name: str, paths: Sequence[Path], *, measured: bool) -> None:
+    """Raises ConfigError, ExportError where the pair couldn't be registered in the end.
+
+    paths: of the models that may become part of it.
+    """
+    from edgespec.exporters.register import model_names, refuse_taken
+    from edgespec.exporters.staging import require_text
 
     if not measured:
         raise ConfigError("--register takes the drafter that pays most: leave out --no-measure")
-    refuse_taken([name, *_names(name)])
+    refuse_taken([name, *model_names(name)])
+    require_text(*(path.absolute() for path in paths))
 
 
 def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]], uncut: Path) -> str:
@@ -31,7 +36,7 @@ def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]], uncut: Pa
 
     uncut: the model that drafters were cut out of, which may be among them as a whole.
     """
-    from edgespec.exporters.register import pair_entry, register
+    from edgespec.exporters.register import model_names, pair_entry, register
     from edgespec.trial import ranked
     from edgespec.tune import PAYS
 
@@ -39,15 +44,12 @@ def best(name: str, target: Path, tried: Sequence[tuple[Trial, Path]], uncut: Pa
     if first.choice.gain < PAYS:
         return "nothing was registered, as none of them pays"
     path = next(path for trial, path in tried if trial is first)
-    models = [_model(own, at) for own, at in zip(_names(name), (target, path), strict=True)]
+    names = model_names(name)
+    models = [_model(own, at) for own, at in zip(names, (target, path), strict=True)]
     made = ", cut out by `edgespec draft`" if path != uncut else ""
     about = f"{target.name} with {path.name}{made}"
-    file = register(pair_entry(name, models[0], models[1:], about), [name, *_names(name)])
+    file = register(pair_entry(name, models[0], models[1:], about), [name, *names])
     return f"registered as {name} in {file}: edgespec chat {name}"
-
-
-def _names(name: str) -> list[str]:
-    return [f"{name}-target", f"{name}-draft"]
 
 
 def _model(name: str, path: Path) -> Exported:

@@ -120,6 +120,8 @@ class Sample:
             self._say(f"blocks {describe(blocks, total)}")
         if choice.vocab is not None:
             always = self._target().target.tokenizer.stop_ids
+            # Once for its refusal alone, which should come before minutes of answers.
+            self._source.frequent(Counter[int](), choice.vocab, always)
             kept = self._source.frequent(Counter(self._sample()), choice.vocab, always)
         return Variant(blocks, kept, choice.quant)
 
@@ -136,7 +138,7 @@ class Sample:
             self._texts = list(self._answers(self._prompts()[1]))
         self._say(f"measuring {name}")
         size = max(len(text.prompt) + len(text.answer) for text in self._texts) + 64
-        options = LoadOptions(context_size=size, threads=self._args.threads or None)
+        options = LoadOptions(context_size=size, threads=self._args.threads)
         model = load_model(path, options, CancelFlag())
         self._notes(model.notes)
         try:
@@ -161,7 +163,7 @@ class Sample:
             done, size = 0, size_on_disk(self._source.path)  # each try reads the weights
             with shown() as report:
                 report(stage)
-                ablation = self._source.ablation(tokens, self._args.threads or None)
+                ablation = self._source.ablation(tokens, self._args.threads)
 
                 def change(without: frozenset[int]) -> float:
                     nonlocal done
@@ -214,7 +216,7 @@ class Sample:
 
         if self._runtime is None:
             self._runtime = Runtime.open(
-                target=self._args.target, drafters=[], threads=self._args.threads or None
+                target=self._args.target, drafters=[], threads=self._args.threads
             )
             self._notes(self._runtime.notes)
         return self._runtime
