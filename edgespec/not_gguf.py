@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+LFS_POINTER: Final = b"version https://git-lfs"  # what such a file begins with
 AGAIN: Final = "download it again"
 BIG_ENDIAN: Final = "is a big-endian GGUF: get the little-endian file or convert it again"
 
@@ -18,7 +19,7 @@ def what_else(head: bytes) -> str:
     export = "make a GGUF of it with 'edgespec export'"
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")):
         return f"is an HTML page, not a GGUF model: {AGAIN} from the file's 'resolve' address"
-    if text.startswith(b"version https://git-lfs"):
+    if text.startswith(LFS_POINTER):
         return f"is a Git LFS pointer, not the model itself: run 'git lfs pull' or {AGAIN}"
     if head.startswith((b"PK\x03\x04", b"\x80\x02")):
         return (

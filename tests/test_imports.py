@@ -46,7 +46,7 @@ ONLY_IN = {
     },
     "huggingface_hub": {"fetch.hub"},
     "onnxruntime": {
-        *("backends.ort", "backends.ort_memory", "backends.ort_providers"),
+        *("backends.ort", "backends.ort_load", "backends.ort_memory", "backends.ort_providers"),
         *("exporters.onnx_run", "exporters.onnx_draft_run"),
     },
     "tokenizers": {

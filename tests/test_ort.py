@@ -21,6 +21,7 @@ from edgespec.backends import (
     LoadOptions,
     load_model,
     onnx_folder,
+    onnx_rotation,
     ort_cache,
     ort_memory,
     ort_providers,
@@ -117,6 +118,17 @@ def test_where_the_cache_lies(tmp_path: Path) -> None:
         assert not opened(write_tiny_onnx(tmp_path / str(wrong), **wrong)).session.cache.holes
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_holes_that_show_a_little_are_closed(rounded: bool, tmp_path: Path) -> None:
+    """Also where a pass over several tokens is rounded otherwise than one over a single token."""
+    hides = opened(write_tiny_onnx(tmp_path / "hides", rounded=rounded))
+    leaks = opened(write_tiny_onnx(tmp_path / "leaks", rounded=rounded, leaks=0.005))
+    assert (hides.rounding > 0.1) == (leaks.rounding > 0.1) == rounded
+    assert hides.session.cache.holes and not leaks.session.cache.holes
+    assert not hides.only_drafts and not leaks.only_drafts
+    assert hides.session.can_rollback and leaks.session.can_rollback
+
+
 def test_an_in_place_cache_is_allocated_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +179,7 @@ def test_holes_take_no_place_beyond_the_context(tmp_path: Path) -> None:
 
 
 def test_a_window_of_places_is_not_filled_with_holes(tmp_path: Path) -> None:
-    folder = write_tiny_onnx(tmp_path, window=12)
+    folder = write_tiny_onnx(tmp_path, window=30)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = np.random.default_rng(5).integers(3, 200, 60).tolist()
     expected = from_scratch(folder, text)
@@ -180,18 +192,19 @@ def test_a_window_of_places_is_not_filled_with_holes(tmp_path: Path) -> None:
             session.rollback(at + 2)
         return session.cache, bool(np.allclose(np.concatenate(rows), expected, atol=1e-3))
 
-    # What four tokens can't show: a window that nobody tells of would count the holes.
+    # What a few tokens can'"'"'t show: a window that nobody tells of would count the holes.
     assert rounds()[1] is False
+    assert not opened(write_tiny_onnx(tmp_path / "short", window=12)).session.cache.holes
     for key in ("sliding_window", "attention_chunk_size", "window_size"):
-        (folder / "config.json").write_text(json.dumps({**config, key: 12}))
+        (folder / "config.json").write_text(json.dumps({**config, key: 30}))
         assert rounds()[1], key
     # One that is switched off, or as long as the whole context, costs nothing.
-    for told in ({"sliding_window": 12, "use_sliding_window": False}, {"sliding_window": 4096}):
+    for told in ({"sliding_window": 30, "use_sliding_window": False}, {"sliding_window": 4096}):
         (folder / "config.json").write_text(json.dumps({**config, **told}))
         assert rounds()[0].holes
     (folder / "config.json").write_text(json.dumps(config))
     genai = {
-        "model": {"decoder": {"filename": "model.onnx", "sliding_window": {"window_size": 12}}}
+        "model": {"decoder": {"filename": "model.onnx", "sliding_window": {"window_size": 30}}}
     }
     (folder / "genai_config.json").write_text(json.dumps(genai))
     assert rounds()[1]
@@ -407,6 +420,16 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "empty" / "model.safetensors").touch()
     with pytest.raises(ModelFormatError, match="edgespec export"):
         opened(tmp_path / "empty")
+
+
+def test_a_folder_with_models_in_it_names_them(tmp_path: Path) -> None:
+    """As `edgespec export onnx TARGET OUT --draft DRAFT` leaves it."""
+    for name in ("target", "draft"):
+        write_tiny_onnx(tmp_path / "out" / name)
+    out = tmp_path / "out"
+    with pytest.raises(ModelFormatError, match="folders in it do: name ") as caught:
+        opened(out)
+    assert f"{out / 'draft'} or {out / 'target'}" in str(caught.value)
 
 
 def test_a_damaged_graph_in_a_folder_called_after_data(tmp_path: Path) -> None:
@@ -786,6 +809,113 @@ def test_what_a_device_that_is_there_says_is_kept(
     assert any("out of memory" in n for n in opened(folder, device="cuda", allow_cpu=True).notes)
 
 
+class SmallGpu:
+    """A device whose memory takes the weights and no cache; the CPU computes in its place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[str] = []
+        create = ort_providers._create
+        cpu = ort_providers.DEVICES["cpu"]
+        has = ["CUDAExecutionProvider", ort_providers.CPU]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+
+        def open_there(path: Path, device: Any, *rest: Any) -> Any:
+            self.opened.append(device.label)
+            return create(path, cpu, *rest)
+
+        monkeypatch.setattr(ort_providers, "_create", open_there)
+        monkeypatch.setattr(ort_providers, "_share", lambda *_: None)
+        monkeypatch.setattr(ort_memory, "CudaBlock", self.full)
+
+    def full(self, nbytes: int) -> Any:
+        assert nbytes > 0
+        raise RuntimeError("CUDA failure 2: out of memory")
+
+
+@pytest.mark.parametrize("kind", [GQA, {}])
+def test_a_gpu_without_room_for_the_cache_gives_way_to_the_cpu(
+    kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SmallGpu(monkeypatch)
+    folder = write_tiny_onnx(tmp_path, **kind)
+    for options in ({"device": "auto"}, {"device": "cuda", "allow_cpu": True}):
+        model = opened(folder, **options)
+        assert model.details["device"].startswith("CPU")
+        said = [note for note in model.notes if "runs on the CPU: there is no memory for" in note]
+        assert len(said) == 1 and "smaller --ctx-size" in said[0]
+        assert np.allclose(model.session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
+    assert gpu.opened == ["CUDA", "CPU"] * 2
+    with pytest.raises(ModelError, match=r"smaller --ctx-size; or choose --device cpu"):
+        opened(folder, device="cuda")
+
+
+def test_what_is_wrong_on_every_device_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SmallGpu(monkeypatch)
+    folder = write_tiny_onnx(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFormatError, match=r"no tokenizer\.json") as caught:
+        opened(folder)
+    assert "--device" not in str(caught.value) and gpu.opened == ["CUDA"]
+
+
+def test_a_device_that_gives_no_memory_for_another_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SmallGpu(monkeypatch)
+    folder = write_tiny_onnx(tmp_path)
+    for reason in ("CUDA failure 100: no CUDA-capable device", "an illegal memory access"):
+
+        def refuse(nbytes: int, reason: str = reason) -> Any:
+            raise RuntimeError(reason)
+
+        monkeypatch.setattr(ort_memory, "CudaBlock", refuse)
+        with pytest.raises(ModelError, match=rf"on the device cuda \({reason}\)") as caught:
+            opened(folder, device="cuda")
+        assert "--ctx-size" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_damaged_folder_is_not_the_devices_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has = ["CUDAExecutionProvider", ort_providers.CPU]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    folder = write_tiny_onnx(tmp_path, external=True)
+    (folder / "model.onnx.data").unlink()
+    with pytest.raises(ModelFormatError, match="another file that is missing") as caught:
+        opened(folder, device="cuda")
+    assert "CUDA" not in str(caught.value) and "--device" not in str(caught.value)
+    graph = folder / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:300])
+    for device in ("cuda", "auto"):
+        with pytest.raises(ModelFormatError, match="is damaged"):
+            opened(folder, device=device)
+
+
+def test_what_a_device_says_is_not_taken_for_a_damaged_folder() -> None:
+    path, cuda = Path("model.onnx"), ort_providers.DEVICES["cuda"]
+    for text in (
+        "CUDA failure 2: out of memory ; file=/src/cuda/gpu_data_transfer.cc ; line=7",
+        "Failed to parse the engine",
+    ):
+        error = ort_providers._load_error(path, cuda, RuntimeError(text))
+        assert not isinstance(error, ModelFormatError)
+        assert "CUDA can't load model.onnx" in str(error)
+    missing = RuntimeError("open file model.onnx_data_1 fail: No such file or directory")
+    assert isinstance(ort_providers._load_error(path, cuda, missing), ModelFormatError)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_files_that_git_did_not_fetch(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path / "tiny", external=True)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (folder / name).write_text(pointer, encoding="utf-8")
+    with pytest.raises(ModelFormatError, match=rf"{name} of tiny is a Git LFS pointer.*lfs pull"):
+        opened(folder)
+
+
 def test_an_onnx_runtime_whose_windows_are_a_token_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -800,13 +930,26 @@ def test_an_onnx_runtime_whose_windows_are_a_token_too_long(
     assert opened(whole).notes == opened(folder, context_size=12).notes == []
 
 
+LONG = {"rope_type": "longrope", "long_factor": [1.5], "short_factor": [1.0]}
+TO_40 = {"original_max_position_embeddings": 40}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_scaling": LONG, **TO_40},
+        {"rope_parameters": {**LONG, **TO_40}},  # as transformers 5 writes it
+        {"rope_parameters": {"sliding_attention": {}, "full_attention": {**LONG, **TO_40}}},
+    ],
+)
 @pytest.mark.parametrize("kind", [GQA, {}])
-def test_a_cache_ends_where_positions_change(kind: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cache_ends_where_positions_change(
+    kind: dict[str, Any], said: dict[str, Any], tmp_path: Path
+) -> None:
     """LongRoPE: what is cached keeps the positions of short texts."""
     folder = write_tiny_onnx(tmp_path, **kind)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"rope_scaling": {"type": "longrope", "long_factor": [1.5], "short_factor": [1.0]}}
-    config |= {"original_max_position_embeddings": 40}
+    config |= said
     (folder / "config.json").write_text(json.dumps(config))
     model = opened(folder)
     assert model.session.context_size == 40
@@ -816,20 +959,69 @@ def test_a_cache_ends_where_positions_change(kind: dict[str, Any], tmp_path: Pat
         opened(folder, context_size=41)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_cache_ends_where_the_graph_says(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As onnxruntime-genai's builder leaves it: no config.json, and two tables in the graph."""
+    folder = write_tiny_onnx(tmp_path, **GQA, switch=40, switch_named=named)
+    (folder / "config.json").unlink()
+    decoder = {"filename": "model.onnx"}
+    genai = {"model": {"decoder": decoder, "context_length": 2048, "eos_token_id": 2}}
+    (folder / "genai_config.json").write_text(json.dumps(genai))
+    model = opened(folder)
+    assert model.session.context_size == 40
+    assert ["changes its positions behind 40 tokens" in note for note in model.notes] == [True]
+    with pytest.raises(ConfigError, match=r"behind 40 tokens.*can't hold 41: --ctx-size"):
+        opened(folder, context_size=41)
+    # What would happen there: a pass over the boundary isn't what single passes are.
+    monkeypatch.setattr(onnx_folder.OnnxFolder, "short_context", None)
+    session = opened(folder).session
+    text = np.random.default_rng(4).integers(3, 200, 44).tolist()
+    session.forward(text[:36])
+    together = session.forward(text[36:], 8).copy()
+    session.rollback(36)
+    singly = np.concatenate([session.forward([token]).copy() for token in text[36:]])
+    assert np.abs(together - singly).max() > 0.1
+
+
+def test_a_graph_without_two_tables_is_not_limited(tmp_path: Path) -> None:
+    folder = write_tiny_onnx(tmp_path, **GQA)
+    (folder / "config.json").unlink()
+    assert opened(folder).session.context_size == 8192
+    empty = tmp_path / "empty.onnx"
+    empty.touch()
+    assert onnx_rotation.switch(empty) is None
+
+
 def test_two_packages_at_once_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Package:
-        def __init__(self, name: str) -> None:
+        def __init__(self, name: str, module: str) -> None:
             self.metadata = {"Name": name}
+            self.record = f"{name}.dist-info/METADATA,,\n{module}/__init__.py,sha256=abc,22\n"
 
-    both = [Package("onnxruntime"), Package("onnxruntime-gpu"), Package("numpy")]
+        def read_text(self, name: str) -> str | None:
+            return self.record if name == "RECORD" else None
+
+    both = [
+        Package("onnxruntime-trt-rtx", "onnxruntime"),
+        Package("onnxruntime", "onnxruntime"),
+        Package("onnxruntime-genai", "onnxruntime_genai"),  # goes beside it, as the next
+        Package("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
+        Package("numpy", "numpy"),
+    ]
     monkeypatch.setattr(ort_providers, "distributions", lambda: both)
     folder = write_tiny_onnx(tmp_path)
     assert any("overwrite each other's files" in note for note in opened(folder).notes)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [ort_providers.CPU])
-    with pytest.raises(ConfigError, match="pip uninstall onnxruntime onnxruntime-gpu"):
+    with pytest.raises(ConfigError, match="pip uninstall onnxruntime onnxruntime-trt-rtx, then"):
         opened(folder, device="cuda")
+    del both[0]
+    assert opened(folder).notes == []
+    with pytest.raises(ConfigError, match="then pip install onnxruntime-trt-rtx; or choose"):
+        opened(folder, device="tensorrt")
 
 
 # ---------------------------------------------------------------------------------------- text

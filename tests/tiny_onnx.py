@@ -36,6 +36,10 @@ def write_tiny_onnx(
     ignores_past: bool = False,
     ignores_mask: bool = False,
     window: int = 0,
+    leaks: float = 0,
+    rounded: bool = False,
+    switch: int = 0,
+    switch_named: bool = True,
     last_row: bool = False,
     nan: bool = False,
     cached: bool = True,
@@ -50,7 +54,10 @@ def write_tiny_onnx(
 ) -> Path:
     """A folder with a model of `layers` layers; positions are learnt (copy) or rotated (gqa).
 
-    `padding`: rows of logits behind the vocabulary; `window`: places that attention looks back.
+    `padding`: rows of logits behind the vocabulary; `window`: places that attention looks back;
+    `leaks`: the share of each hidden place that shows; `rounded`: activations to 8
+    bits; `switch`: tokens up to which gqa rotates otherwise than in longer texts, and whether the
+    nodes that choose are named as onnxruntime-genai's builder names them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = list(tokens or spm_vocabulary()[0])
@@ -82,16 +89,20 @@ def write_tiny_onnx(
     if attention == "copy":
         places = "position_ids" if positions else _places(build, mask)
         x = build.op("Add", x, build.op("Gather", build.weight("places", context, WIDTH), places))
+    tables = _rotations(build, kind, context, switch, switch_named) if attention == "gqa" else None
     for layer in range(layers):
+        if rounded:
+            x = build.rounded(x)
         q, k, v = (
             build.op("MatMul", x, build.weight(f"{name}{layer}", WIDTH, WIDTH)) for name in "qkv"
         )
-        if attention == "gqa":
-            mixed = _grouped(build, layer, q, k, v, kind, context)
+        if tables is not None:
+            mixed = _grouped(build, layer, q, k, v, kind, tables)
         elif cached:
             mixed = _copied(
-                build, layer, q, k, v, kind, mask and not ignores_mask, merged, ignores_past, window
-            )
+                build, layer, q, k, v, kind, mask and not ignores_mask, merged, ignores_past,
+                window, leaks,
+            )  # fmt: skip
         else:
             mixed = v
         x = build.op("Add", x, build.op("MatMul", mixed, build.weight(f"o{layer}", WIDTH, WIDTH)))
@@ -175,6 +186,12 @@ class _Builder:
         self.nodes.append(helper.make_node(kind, inputs, [name], domain=domain, **attributes))
         return name
 
+    def rounded(self, x: str) -> str:
+        """To 8 bits, by a scale that all tokens of a pass share."""
+        outputs = [f"{part}_{len(self.nodes)}" for part in ("rounded", "step", "zero_point")]
+        self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], outputs))
+        return self.op("DequantizeLinear", *outputs)
+
     def weight(self, name: str, *shape: int, scale: float | None = None) -> str:
         array = self._rng.normal(0, scale or 10 * self._scale, shape).astype(np.float32)
         if name[0] in "qkvo":
@@ -224,6 +241,7 @@ def _copied(
     merged: bool,
     ignores_past: bool,
     window: int,
+    leaks: float,
 ) -> str:
     """Attention as exporters spell it out; the cache comes back longer."""
     q = _heads(build, q)
@@ -253,7 +271,12 @@ def _copied(
     if mask and not ignores_past:
         seen = build.op("And", seen, build.op("Cast", "attention_mask", to=TensorProto.BOOL))
     scores = build.op("Where", seen, scores, build.constant("least", -1e9, "f4"))
-    mixed = build.op("MatMul", build.op("Softmax", scores, axis=-1), whole["value"])
+    weights = build.op("Softmax", scores, axis=-1)
+    if leaks:
+        hidden = build.op("Cast", build.op("Sub", one, "attention_mask"), to=TensorProto.FLOAT)
+        hidden = build.op("Mul", hidden, build.constant("leaks", leaks, "f4"))
+        weights = build.op("Add", weights, hidden)
+    mixed = build.op("MatMul", weights, whole["value"])
     mixed = build.op("Transpose", mixed, perm=[0, 2, 1, 3])
     return build.op("Reshape", mixed, build.constant("join", [0, 0, WIDTH]))
 
@@ -281,7 +304,51 @@ def _if_past(build: _Builder, past: str, kind: int) -> str:
     return name
 
 
-def _grouped(build: _Builder, layer: int, q: str, k: str, v: str, kind: int, context: int) -> str:
+def _rotations(
+    build: _Builder, kind: int, context: int, switch: int, named: bool
+) -> tuple[str, str]:
+    """Tables of cosines and sines; behind `switch` tokens other ones, as with LongRoPE."""
+    angles = np.arange(context)[:, None] / 100.0 ** (np.arange(HEAD // 2) / (HEAD // 2))
+    half = np.float16 if kind == TensorProto.FLOAT16 else np.float32
+    if not switch:
+        return (
+            build.constant("cos", np.cos(angles), half),
+            build.constant("sin", np.sin(angles), half),
+        )
+
+    def branch(size: str, angles: np.ndarray) -> Any:
+        tables = {
+            f"{part}_cache_{size}": numpy_helper.from_array(turned(angles).astype(half))
+            for part, turned in (("cos", np.cos), ("sin", np.sin))
+        }
+        nodes = [helper.make_node("Constant", [], [name], value=tables[name]) for name in tables]
+        element = TensorProto.FLOAT16 if half is np.float16 else TensorProto.FLOAT
+        outputs = [_value(name, element, angles.shape) for name in tables]
+        return helper.make_graph(nodes, f"{size}_rotemb_caches_graph", [], outputs)
+
+    total = build.op("Shape", "attention_mask")
+    total = build.op("Gather", total, build.constant("one_index", 1))
+    limit = build.constant(f"/model/constants/INT64/{switch}" if named else "limit", switch)
+    if named:  # as for TensorRT-RTX, where both tables have one shape and other names
+        longer, small = "/model/rotemb_caches_subgraph/Greater/output_0", branch("padded", angles)
+    else:
+        longer, small = "longer", branch("small", angles[:switch])
+    build.nodes.append(helper.make_node("Greater", [total, limit], [longer]))
+    build.nodes.append(
+        helper.make_node(
+            "If",
+            [longer],
+            ["cos_cache", "sin_cache"],
+            then_branch=branch("large", angles / 4),
+            else_branch=small,
+        )
+    )
+    return "cos_cache", "sin_cache"
+
+
+def _grouped(
+    build: _Builder, layer: int, q: str, k: str, v: str, kind: int, tables: tuple[str, str]
+) -> str:
     """Microsoft's GroupQueryAttention: past and present may be one buffer."""
     one = build.constant("one_index", 1)
     axis = build.constant("axis", [1])
@@ -289,12 +356,6 @@ def _grouped(build: _Builder, layer: int, q: str, k: str, v: str, kind: int, con
     seen = build.op("Cast", build.op("Sub", counted, one), to=TensorProto.INT32)
     total = build.op("Gather", build.op("Shape", "attention_mask"), one)
     total = build.op("Cast", total, to=TensorProto.INT32)
-    angles = np.arange(context)[:, None] / 100.0 ** (np.arange(HEAD // 2) / (HEAD // 2))
-    half = np.float16 if kind == TensorProto.FLOAT16 else np.float32
-    tables = (
-        build.constant("cos", np.cos(angles), half),
-        build.constant("sin", np.sin(angles), half),
-    )
     q, k, v = (build.op("Cast", x, to=kind) for x in (q, k, v))
     past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
     present = [f"present.{layer}.{part}" for part in ("key", "value")]

@@ -88,9 +88,9 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
 
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
-        from edgespec.backends import ort
+        from edgespec.backends import ort_load
 
-        return ort.load(path, options, cancel)
+        return ort_load.load(path, options, cancel)
     if path.is_dir():
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama
@@ -111,6 +111,8 @@ def _instead(folder: Path) -> str:
     """What to do with a folder that holds something else."""
     if found := next(iter(sorted(folder.glob("*.gguf"))), None):
         return f": name the GGUF file in it, {found.name}"
+    if within := sorted({graph.parent for graph in folder.glob("*/*.onnx")}):  # as of a pair
+        return f", but folders in it do: name {' or '.join(map(str, within[:5]))}"
     if next(folder.glob("*.safetensors"), None) is not None:
         return ", but a checkpoint: turn it into a model file with `edgespec export`"
     return ": it should have a model.onnx, or a genai_config.json that names the graph"

@@ -14,7 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends import onnx_rotation
 from edgespec.errors import ModelFormatError
+from edgespec.not_gguf import LFS_POINTER
 from edgespec.registry import graph_files
 
 _MAIN = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
@@ -66,14 +68,25 @@ class OnnxFolder:
         """Tokens up to which positions are rotated in one way, where those of longer texts are in
         another (LongRoPE): what is cached by then can't be turned again.
         """
-        scaling = self.config.get("rope_scaling")
-        if not isinstance(scaling, dict) or "long_factor" not in scaling:
-            return None
-        for source in (self.config, scaling):
-            value = source.get("original_max_position_embeddings")
-            if isinstance(value, int) and value > 0:
-                return value
-        return None
+        keys = ("rope_scaling", "rope_parameters")  # the second as transformers 5 writes it
+        rules = [rule for rule in map(self.config.get, keys) if isinstance(rule, dict)]
+        # Or with a rule for each kind of layer.
+        rules += [part for rule in rules for part in rule.values() if isinstance(part, dict)]
+        for rule in rules:
+            for source in (self.config, rule) if "long_factor" in rule else ():
+                value = source.get("original_max_position_embeddings")
+                if isinstance(value, int) and value > 0:
+                    return value
+        return None if self.config.keys() & set(keys) else onnx_rotation.switch(self.graph)
+
+    def refuse_pointers(self) -> None:
+        """Raise ModelFormatError where git left the pointer to a large file in its place."""
+        for path in (*graph_files(self.graph), self.folder / "tokenizer.json"):
+            if path.is_file() and _is_pointer(path):
+                raise ModelFormatError(
+                    f"{path.name} of {self.name} is a Git LFS pointer, not the file itself: run "
+                    "'git lfs pull' in its folder"
+                )
 
     @property
     def window(self) -> int | None:
@@ -179,3 +192,8 @@ def looks_like_onnx(path: Path) -> bool:
     except OSError:
         return False
     return re.match(rb"\x08[\x01-\x40][\x12\x1a\x22\x28\x32\x3a\x42]", head) is not None
+
+
+def _is_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER

@@ -11,40 +11,22 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from edgespec import narrow
-from edgespec.backends import LoadOptions
 from edgespec.backends.native_thread import compute
 from edgespec.backends.native_use import NativeUse
-from edgespec.backends.onnx_folder import OnnxFolder, find
-from edgespec.backends.onnx_tokenizer import OnnxTokenizer
-from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
+from edgespec.backends.ort_cache import Cache
 from edgespec.backends.ort_feeds import Feeds, Outlet
-from edgespec.backends.ort_graph import ROWS, Graph, as_float32, read_graph
-from edgespec.backends.ort_probe import examine, first_pass
-from edgespec.backends.ort_providers import Opened, attention_note, open_session, window_note
-from edgespec.errors import (
-    Cancelled,
-    ConfigError,
-    ContextFull,
-    EdgespecError,
-    ModelError,
-    ModelFormatError,
-    RollbackError,
-)
+from edgespec.backends.ort_graph import Graph, as_float32
+from edgespec.errors import Cancelled, ContextFull, EdgespecError, ModelError, RollbackError
 from edgespec.narrow import Widener
-from edgespec.session import CancelFlag, Logits, Model, TokenIds
+from edgespec.session import CancelFlag, Logits, TokenIds
 
 _CHUNK = 512  # tokens of a prompt in one pass
 _LOGITS_BYTES = 64 << 20  # of one pass, where the graph computes the rows nobody asked for
-# A pool that spins on after a pass would take the CPUs from whatever runs next: sampling, or the
-# other model of the pair.
-_ENTRIES = {"session.force_spinning_stop": "1"}
 _LONG = 16  # passes over more tokens run where Ctrl+C and the flag can reach them
 
 
@@ -227,114 +209,3 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
-
-
-def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
-    """Open a folder with an ONNX model, or one .onnx file of it."""
-    folder = find(path)
-    if folder is None:
-        raise ModelFormatError(f"{path} holds no ONNX model")
-    name = folder.name
-    context_size, notes = _context(folder, options)
-    threads = options.cpu_threads
-    opened = open_session(
-        folder.graph,
-        name,
-        options.device,
-        threads,
-        allow_cpu=options.allow_cpu,
-        entries=_ENTRIES,
-    )
-    # An input with a default, as our exports choose their rows, is listed apart.
-    rows = [v for v in opened.native.get_overridable_initializers() if v.name == ROWS]
-    inputs = [*opened.native.get_inputs(), *rows]
-    graph = read_graph(name, inputs, opened.native.get_outputs())
-    logits = first_pass(name, opened.native, graph)
-    metadata = opened.native.get_modelmeta().custom_metadata_map
-    head = narrow.read_metadata(name, metadata, logits[1])
-    vocab_size = logits[1] if head is None else head[1]
-    tokenizer = OnnxTokenizer(folder, vocab_size)
-    session = _open(opened, graph, name, context_size, logits, cancel)
-    session.vocab_size = vocab_size
-    try:
-        if isinstance(session.cache, GrownCache):
-            session.cache.avoid_holes(folder.window)
-        findings = examine(session, tokenizer)
-    except BaseException:
-        session.close()
-        raise
-    opened.notes.extend(notes)
-    only_drafts = findings.only_drafts
-    if head is not None:
-        session.widen(head[0])
-        only_drafts = "its head holds a part of its vocabulary"
-    if session.cache.in_place:
-        opened.notes.extend(attention_note(name, opened.native, opened.device))
-    window = folder.window if session.cache.in_place else None
-    if window is not None and window < context_size:
-        opened.notes.extend(window_note(name, window, opened.device))
-    if not session.can_rollback:
-        opened.notes.append(
-            f"{name} can't forget a part of its text, so it runs without speculation"
-        )
-    details = {
-        "device": opened.label,
-        "architecture": folder.architecture,
-        "fingerprint": folder.fingerprint(),
-        "cache": "in place" if session.cache.in_place else "grown",
-        "onnxruntime": ort.__version__,
-    }
-    return Model(
-        name,
-        session,
-        tokenizer,
-        tokenizer.template,
-        opened.notes,
-        details,
-        only_drafts,
-        findings.rounding,
-    )
-
-
-def _context(folder: OnnxFolder, options: LoadOptions) -> tuple[int, list[str]]:
-    """How many tokens the cache takes, and what the user should know of it. Raises ConfigError."""
-    trained, short = folder.context_size, folder.short_context
-    usual = min(trained or options.context_cap, options.context_cap)
-    size = options.context_size or min(short or usual, usual)
-    if size < 1 or (trained and size > trained):
-        raise ConfigError(
-            f"{folder.name} was made for 1 to {trained} tokens, so its context can't hold {size}: "
-            "--ctx-size"
-        )
-    changes = f"{folder.name} changes its positions behind {short} tokens, which what is cached "
-    if short and size > short:
-        raise ConfigError(f"{changes}can't follow, so its context can't hold {size}: --ctx-size")
-    if size < usual and not options.context_size:
-        return size, [f"{changes}can't follow, so its context holds no more"]
-    return size, []
-
-
-def _open(
-    opened: Opened,
-    graph: Graph,
-    name: str,
-    context_size: int,
-    logits: tuple[int, int],
-    cancel: CancelFlag,
-) -> OrtSession:
-    """A session with the best cache that the graph works with."""
-    memory = opened.device.memory
-    mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
-
-    def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
-        cache = kind(graph.cache, size, memory, mask_type)
-        return OrtSession(opened.native, graph, name, cache, size, logits, cancel, memory)
-
-    trial = session(InPlaceCache, min(16, context_size))
-    try:
-        trial.forward([0])
-    except ModelError:  # it returns a cache of another size than it was given
-        return session(GrownCache, context_size)
-    finally:
-        trial.close()
-    return session(InPlaceCache, context_size)

@@ -26,7 +26,7 @@ from edgespec.backends.ort_graph import CacheTensor
 from edgespec.backends.ort_memory import Block, Bytes, allocate
 
 _FIRST_SLOTS = 512
-_MIN_HOLES = 16  # closing fewer isn't worth the walk over all tensors
+MIN_HOLES = 16  # closing fewer isn't worth the walk over all tensors
 
 
 class Cache(Protocol):
@@ -218,7 +218,7 @@ class GrownCache:
 
 
 def _most_holes(length: int) -> int:
-    return max(_MIN_HOLES, int(length**0.5))
+    return max(MIN_HOLES, int(length**0.5))
 
 
 def _view(tensor: CacheTensor, block: Block, tokens: int) -> Bytes:

@@ -49,7 +49,7 @@ DEVICES = {
     "cuda": Device("CUDA", "CUDAExecutionProvider", "cuda", _GPU),
     "tensorrt": Device(
         "TensorRT-RTX", "NvTensorRTRTXExecutionProvider", "cuda",
-        "install a build of ONNX Runtime with TensorRT-RTX",
+        "pip uninstall onnxruntime, then pip install onnxruntime-trt-rtx",
     ),
     "directml": Device(
         "DirectML", "DmlExecutionProvider", "dml",
@@ -71,7 +71,10 @@ _NEWER = re.compile(
     r"|ONNX Runtime only \*guarantees\* support for models"
 )
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-silicon")
+# How it names a file with weights that isn't as it should be; gpu_data_transfer.cc is none.
+_EXTERNAL = re.compile(r"external|[._]data(_\d+)?\b", re.IGNORECASE)
+
+_MODULE = "onnxruntime/__init__.py,"  # as a package's list of files has it
 
 
 @dataclass(frozen=True)
@@ -125,17 +128,24 @@ def open_session(
             reason, failed = str(error), error
             continue
         if reason:
-            notes.append(f"{name} runs on the CPU: {reason}")
+            notes.append(on_the_cpu(name, reason))
         label = chosen.label if key != "cpu" else f"CPU, {threads} thread{'s' * (threads != 1)}"
         if share is None and key != "cpu":
             label += f" (not verified: ONNX Runtime {ort.__version__} doesn't tell)"
         elif share is not None and share[0] < share[1]:
             label += f" ({share[0]} of {share[1]} operations, the others on the CPU)"
         return Opened(native, chosen, label, notes)
+    if isinstance(failed, ModelFormatError):  # the file's own fault, on the CPU too
+        raise failed
     if failed is not None and twice is None:  # nothing is missing that could be installed
         raise type(failed)(f"{reason}; or choose --device cpu") from failed
     advice = twice or DEVICES[device].install
     raise ConfigError(f"{reason}: {advice}; or choose --device cpu")
+
+
+def on_the_cpu(name: str, reason: str) -> str:
+    """The note where the CPU stands in for another device."""
+    return f"{name} runs on the CPU: {reason}"
 
 
 def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -> Any:
@@ -193,9 +203,13 @@ def _share(native: Any, device: Device) -> tuple[int, int] | None:
 
 
 def _installed() -> list[str]:
-    """The packages of ONNX Runtime that are there."""
-    names = {(d.metadata["Name"] or "").lower() for d in distributions()}
-    return sorted(names & set(_PACKAGES))
+    """The packages that hold ONNX Runtime itself; what goes beside it has names like theirs."""
+    found = set()
+    for package in distributions():
+        name = (package.metadata["Name"] or "").lower()
+        if name.startswith("onnxruntime") and _MODULE in (package.read_text("RECORD") or ""):
+            found.add(name)
+    return sorted(found)
 
 
 def several_packages() -> str | None:
@@ -246,17 +260,18 @@ def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
             f"({text[newer.start() :][:150]}): pip install --upgrade "
             f"{next(iter(_installed()), 'onnxruntime')}"
         )
-    if device.provider != CPU:
-        return ModelError(f"{device.label} can't load {path.name} ({text[:200]})")
     said = text  # without its own place, whose folders are called as people like
     for place in (path, path.absolute(), path.absolute().parent, path.resolve().parent):
         said = said.replace(str(place), "")
-    if "external" in said.lower() or ".data" in said or "_data" in said:
+    if _EXTERNAL.search(said) is not None:
         return ModelFormatError(
             f"{path.name} keeps its weights in another file that is missing, cut short or not "
             f"allowed there ({text[-200:]}): fetch the whole folder"
         )
-    for word in ("Protobuf", "INVALID_PROTOBUF", "INVALID_GRAPH", "parse"):
-        if word in text:
-            return ModelFormatError(f"{path.name} is damaged or no ONNX model ({text[:200]})")
+    # What reads a graph for a device has a parser of its own, and that may fail for other reasons.
+    words = ("Protobuf", "INVALID_PROTOBUF", "INVALID_GRAPH")
+    if any(word in text for word in (*words, *("parse",) * (device.provider == CPU))):
+        return ModelFormatError(f"{path.name} is damaged or no ONNX model ({text[:200]})")
+    if device.provider != CPU:
+        return ModelError(f"{device.label} can't load {path.name} ({text[:200]})")
     return ModelError(f"ONNX Runtime can't load {path.name} ({text[:300]})")

@@ -1,0 +1,172 @@
+"""From a folder with an ONNX model to a session that was tried out.
+
+Invariant: a device is used only if the model ran on it, beside its cache. Where one that wasn't
+named, or that the CPU may stand in for, fails at that, the CPU takes over and the user is told why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from edgespec import narrow
+from edgespec.backends import LoadOptions
+from edgespec.backends.onnx_folder import OnnxFolder, find
+from edgespec.backends.onnx_tokenizer import OnnxTokenizer
+from edgespec.backends.ort import OrtSession
+from edgespec.backends.ort_cache import GrownCache, InPlaceCache
+from edgespec.backends.ort_graph import ROWS, Graph, read_graph
+from edgespec.backends.ort_probe import examine, first_pass
+from edgespec.backends.ort_providers import (
+    CPU,
+    Opened,
+    attention_note,
+    on_the_cpu,
+    open_session,
+    window_note,
+)
+from edgespec.errors import ConfigError, ModelError, ModelFormatError
+from edgespec.session import CancelFlag, Model
+
+# A pool that spins on after a pass would take the CPUs from whatever runs next: sampling, or the
+# other model of the pair.
+_ENTRIES = {"session.force_spinning_stop": "1"}
+
+
+def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
+    """Open a folder with an ONNX model, or one .onnx file of it.
+
+    A device on which it fails when it is tried out, as where the cache finds no room beside the
+    weights, gives way to the CPU where that may stand in.
+    """
+    folder = find(path)
+    if folder is None:
+        raise ModelFormatError(f"{path} holds no ONNX model")
+    folder.refuse_pointers()
+    context_size, notes = _context(folder, options)
+
+    def opened(device: str) -> Opened:
+        return open_session(
+            folder.graph,
+            folder.name,
+            device,
+            options.cpu_threads,
+            allow_cpu=options.allow_cpu,
+            entries=_ENTRIES,
+        )
+
+    first = opened(options.device)
+    try:
+        return _model(folder, first, context_size, notes, cancel)
+    except ModelFormatError:
+        raise
+    except ModelError as error:
+        if first.device.provider == CPU:
+            raise
+        if options.device != "auto" and not options.allow_cpu:
+            raise type(error)(f"{error}; or choose --device cpu") from error
+        notes = [on_the_cpu(folder.name, str(error)), *notes]
+    del first  # and with it its memory on the device
+    return _model(folder, opened("cpu"), context_size, notes, cancel)
+
+
+def _model(
+    folder: OnnxFolder, opened: Opened, context_size: int, notes: list[str], cancel: CancelFlag
+) -> Model:
+    """The model of an opened graph, once it was tried out. Raises ModelError."""
+    name = folder.name
+    # An input with a default, as our exports choose their rows, is listed apart.
+    rows = [v for v in opened.native.get_overridable_initializers() if v.name == ROWS]
+    inputs = [*opened.native.get_inputs(), *rows]
+    graph = read_graph(name, inputs, opened.native.get_outputs())
+    logits = first_pass(name, opened.native, graph)
+    metadata = opened.native.get_modelmeta().custom_metadata_map
+    head = narrow.read_metadata(name, metadata, logits[1])
+    vocab_size = logits[1] if head is None else head[1]
+    tokenizer = OnnxTokenizer(folder, vocab_size)
+    session = _open(opened, graph, name, context_size, logits, cancel)
+    session.vocab_size = vocab_size
+    try:
+        if isinstance(session.cache, GrownCache):
+            session.cache.avoid_holes(folder.window)
+        findings = examine(session, tokenizer)
+    except BaseException:
+        session.close()
+        raise
+    opened.notes.extend(notes)
+    only_drafts = findings.only_drafts
+    if head is not None:
+        session.widen(head[0])
+        only_drafts = "its head holds a part of its vocabulary"
+    if session.cache.in_place:
+        opened.notes.extend(attention_note(name, opened.native, opened.device))
+    window = folder.window if session.cache.in_place else None
+    if window is not None and window < context_size:
+        opened.notes.extend(window_note(name, window, opened.device))
+    if not session.can_rollback:
+        opened.notes.append(
+            f"{name} can't forget a part of its text, so it runs without speculation"
+        )
+    details = {
+        "device": opened.label,
+        "architecture": folder.architecture,
+        "fingerprint": folder.fingerprint(),
+        "cache": "in place" if session.cache.in_place else "grown",
+        "onnxruntime": ort.__version__,
+    }
+    return Model(
+        name,
+        session,
+        tokenizer,
+        tokenizer.template,
+        opened.notes,
+        details,
+        only_drafts,
+        findings.rounding,
+    )
+
+
+def _context(folder: OnnxFolder, options: LoadOptions) -> tuple[int, list[str]]:
+    """How many tokens the cache takes, and what the user should know of it. Raises ConfigError."""
+    trained, short = folder.context_size, folder.short_context
+    usual = min(trained or options.context_cap, options.context_cap)
+    size = options.context_size or min(short or usual, usual)
+    if size < 1 or (trained and size > trained):
+        raise ConfigError(
+            f"{folder.name} was made for 1 to {trained} tokens, so its context can't hold {size}: "
+            "--ctx-size"
+        )
+    changes = f"{folder.name} changes its positions behind {short} tokens, which what is cached "
+    if short and size > short:
+        raise ConfigError(f"{changes}can't follow, so its context can't hold {size}: --ctx-size")
+    if size < usual and not options.context_size:
+        return size, [f"{changes}can't follow, so its context holds no more"]
+    return size, []
+
+
+def _open(
+    opened: Opened,
+    graph: Graph,
+    name: str,
+    context_size: int,
+    logits: tuple[int, int],
+    cancel: CancelFlag,
+) -> OrtSession:
+    """A session with the best cache that the graph works with."""
+    memory = opened.device.memory
+    mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
+
+    def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
+        cache = kind(graph.cache, size, memory, mask_type)
+        return OrtSession(opened.native, graph, name, cache, size, logits, cancel, memory)
+
+    trial = session(InPlaceCache, min(16, context_size))
+    try:
+        trial.forward([0])
+    except ModelError:  # it returns a cache of another size than it was given
+        return session(GrownCache, context_size)
+    finally:
+        trial.close()
+    return session(InPlaceCache, context_size)
