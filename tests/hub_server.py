@@ -25,8 +25,9 @@ class HubServer:
         their SHA-256 and sends the client on to another address.
     small: names of files that git itself keeps: sent at once, with git's hash of them.
     gated: repositories that ask for a licence. broken: answers 503 to everything.
-    corrupt: sends other bytes of the same length. truncate: closes the connection after so many
-        bytes, that many times. Each request is in `log` as "METHOD path".
+    corrupt: sends other bytes of the same length; damaged: names of files of which it does so.
+        truncate: closes the connection after so many bytes, that many times. Each request is in
+        `log` as "METHOD path".
     """
 
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class HubServer:
     gated: set[str] = field(default_factory=set)
     broken: bool = False
     corrupt: bool = False
+    damaged: set[str] = field(default_factory=set)
     truncate: int = 0
     truncate_bytes: int = 1000
     log: list[str] = field(default_factory=list)
@@ -90,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if path.startswith("/cdn/"):
             owner, name, file = path.removeprefix("/cdn/").split("/", 2)
-            self._content(self.state.files.get((f"{owner}/{name}", file)))
+            content = self.state.files.get((f"{owner}/{name}", file))
+            self._content(content, damaged=self.state.corrupt or file in self.state.damaged)
             return
         if path.startswith("/api/models/"):
             self._listing(path)
@@ -129,11 +132,11 @@ class _Handler(BaseHTTPRequestHandler):
         }
         self._send(302, headers)
 
-    def _content(self, content: bytes | None) -> None:
+    def _content(self, content: bytes | None, *, damaged: bool) -> None:
         if content is None:
             self._send(404, {})
             return
-        if self.state.corrupt:
+        if damaged:
             content = bytes(byte ^ 1 for byte in content)
         status, start = 200, 0
         headers = {"Accept-Ranges": "bytes", "Content-Length": str(len(content))}

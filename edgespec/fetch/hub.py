@@ -45,16 +45,19 @@ def cached(source: HubSource) -> Path | None:
 def checksum(path: Path) -> str | None:
     """The SHA-256 that the hub gives for a cached file, where the cache has it.
 
-    The cache names a large file's blob by its SHA-256. Small files are named by another hash,
-    and where the cache can't use links (some Windows set-ups) the name isn't kept.
+    The cache names a large file's blob by its SHA-256. Small files are named by another hash, and
+    where the cache can't use links (Windows without developer mode) the name isn't kept: then it is
+    known of what this process downloaded.
     """
     if not path.is_symlink():
-        return None
+        return _told.get(path)
     blob = path.readlink()  # this link only: a blob may itself link to elsewhere
     return blob.name if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name) else None
 
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_told: dict[Path, str] = {}
+"""The SHA-256 that the hub gave for each large file that was downloaded."""
 
 
 def commit(path: Path) -> str | None:
@@ -125,12 +128,16 @@ def download(source: HubSource, report: Progress) -> Path:
         disable_progress_bars()
     try:
         # Asked once first: the download itself tries for half a minute before it says "offline".
-        get_hf_file_metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
-        return Path(hf_hub_download(source.repo, source.file, **options))
+        told = get_hf_file_metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
+        path = Path(hf_hub_download(source.repo, source.file, **options))
     except EdgespecError:
         raise  # from `report`: the caller stopped it
     except Exception as error:  # its transport's own errors come through, and their names change
         _raise(error, source)
+    # A branch may have moved on in between.
+    if told.commit_hash in path.parts and _SHA256.fullmatch(told.etag or ""):
+        _told[path] = str(told.etag)
+    return path
 
 
 def _raise(error: Exception, source: HubSource) -> NoReturn:
@@ -178,6 +185,6 @@ def _near_files(source: HubSource) -> str:
         files = HfApi().list_repo_files(source.repo, revision=source.revision)
     except Exception:  # a hint isn't worth a second error
         return "; check `file` in the models file."
-    models = [file for file in files if file.endswith((".gguf", ".onnx"))]
-    close = difflib.get_close_matches(source.file, models, n=3, cutoff=0.5) or models[:5]
+    close = difflib.get_close_matches(source.file, files)
+    close = close or [file for file in files if file.endswith((".gguf", ".onnx"))][:5]
     return f"; it has {', '.join(close)}." if close else "; it has no model file."
