@@ -12,13 +12,18 @@ RULES = ("rejection", "reproducible")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which models run, where, and how they draft."""
+def add_model_options(
+    parser: argparse.ArgumentParser, *, default_pair: str = "the default pair"
+) -> None:
+    """Which models run, where, and how they draft; `default_pair`: the one where none is named."""
     group = parser.add_argument_group("models")
-    group.add_argument("--pair", metavar="NAME", help="a pair that `models` lists")
     group.add_argument(
-        "--target", metavar="PATH", help="a GGUF file or ONNX folder instead of a pair"
+        "--pair", metavar="NAME", help=f"a pair that `models` lists (default: {default_pair})"
     )
+    group.add_argument(
+        "--target", metavar="PATH",
+        help="a GGUF file or ONNX folder instead of a pair (default: the pair's)",
+    )  # fmt: skip
     group.add_argument(
         "--drafter", action="append", metavar="PATH",
         help="a GGUF file or ONNX folder that drafts, or `lookup`; may be given again (default: "
@@ -117,7 +122,7 @@ def add_answer_options(
     group.add_argument(
         "--seed", type=count, metavar="N",
         help="the same text again for the same seed, drafted or not: selects the rule "
-        "`reproducible`",
+        "`reproducible` (none)",
     )  # fmt: skip
 
 

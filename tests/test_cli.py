@@ -28,7 +28,7 @@ from edgespec.figures import as_json, summary
 from edgespec.generation import Result
 from edgespec.metrics import Counters
 from edgespec.opening import find_files
-from edgespec.options import add_model_options
+from edgespec.options import add_answer_options, add_model_options
 from edgespec.planner import FixedPlanner
 from edgespec.registry import user_models_file
 from edgespec.sampling import GREEDY
@@ -123,6 +123,8 @@ def test_arguments_that_make_no_sense(
         (["run", "x", "--drafters", "modle"], "no drafter modle: choose lookup, model"),
         (["run", "x", "--target", "none.gguf", "--drafter", "nine.gguf"], "no drafter nine.gguf"),
         (["run", "x", "--no-draft", "--drafter", "lookup"], "contradict"),
+        (["verify", "--target", "none.gguf", "--no-draft"], "leave --no-draft and --lookahead 0"),
+        (["verify", "--target", "none.gguf", "--lookahead", "0"], "compares drafted answers with"),
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
         (["run", "  "], "empty"),
         (["pull", "nobody"], "nobody"),
@@ -302,6 +304,44 @@ def test_a_command_is_called_as_its_module_and_reads_the_same_alone(name: str) -
     known = commands_of([])
     assert list(known) == list(cli.COMMANDS)
     assert commands_of([name]) == {name: known[name]} and known[name][0]
+
+
+def options_of_an_answer() -> list[argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_model_options(parser)
+    add_answer_options(parser)
+    return parser._actions
+
+
+def test_every_option_gives_its_default() -> None:
+    assert [a.dest for a in options_of_an_answer() if not str(a.help).endswith(")")] == []
+    last, usual = "the pair used last", "the default pair"
+    for name, default in (("chat", last), ("verify", usual), ("tune", usual)):
+        text = " ".join(commands_of([name])[name][1].split())
+        assert text.count(f"a pair that `models` lists (default: {default})") == 2  # also as --pair
+
+
+def test_every_option_is_in_the_readme() -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    named = [option for action in options_of_an_answer() for option in action.option_strings]
+    assert len(named) > 20
+    assert [option for option in named if not re.search(rf"{option}\b", page)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("chat", "What is saved for a pair comes before the defaults"),
+        ("run", "the answer goes to stdout"),
+        ("verify", "The exit status is 0 where the pair is exact"),
+        ("tune", "says whether that pays"),
+        ("models", "whether they are here"),
+        ("pull", "prints where each file lies"),
+    ],
+)
+def test_a_command_says_what_it_does(name: str, says: str) -> None:
+    _, description, *_ = commands_of([name])[name][1].split("\n\n")
+    assert says in " ".join(description.split())
 
 
 # ------------------------------------------------------------------------------ answers

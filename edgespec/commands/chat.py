@@ -14,18 +14,25 @@ from edgespec.options import add_answer_options, add_model_options
 if TYPE_CHECKING:
     from edgespec.tui.messages import Choice, Preferences, Settings
 
+_PAIR = "the pair used last"
 _SETTINGS = {"ctx_size": "context_size"}  # options whose setting has another name
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = commands.add_parser("chat", help="chat with a model in the terminal")
-    add_pair(parser)
+    parser = commands.add_parser(
+        "chat",
+        help="chat with a model in the terminal",
+        description="Chats with a model, on the whole screen or line by line. What is saved for "
+        "a pair comes before the defaults told here, and what is said on the command line before "
+        "both.",
+    )
+    add_pair(parser, default=_PAIR)
     parser.add_argument(
         "--lines", action="store_true",
         help="chat line by line; otherwise on the whole screen, where the terminal can",
     )  # fmt: skip
-    add_model_options(parser)
+    add_model_options(parser, default_pair=_PAIR)
     add_answer_options(parser)
     # What was said on the command line comes before what is saved, and that before the defaults.
     defaults = vars(parser.parse_args([]))

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = commands.add_parser("models", help="list the pairs there are")
+    parser = commands.add_parser(
+        "models",
+        help="list the pairs there are",
+        description="Lists the pairs there are: what they take on the disk and in memory, their "
+        "licences, what drafts, and whether they are here.",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.set_defaults(command=run)
 

@@ -7,7 +7,11 @@ import argparse
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = commands.add_parser("pull", help="download a pair's models, or one model")
+    parser = commands.add_parser(
+        "pull",
+        help="download a pair's models, or one model",
+        description="Downloads what isn't here yet, verifies it, and prints where each file lies.",
+    )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a pair or model (default: the default pair)"
     )

@@ -14,7 +14,12 @@ from edgespec.options import add_answer_options, add_model_options
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = commands.add_parser("run", help="answer one prompt and end")
+    parser = commands.add_parser(
+        "run",
+        help="answer one prompt and end",
+        description="Answers one prompt: the answer goes to stdout, and how fast it came and what "
+        "drafting gained to stderr.",
+    )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help='"-" or nothing: read stdin')
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(

@@ -22,9 +22,11 @@ _SAMPLE_PROMPTS = (
 )
 
 
-def add_pair(parser: argparse.ArgumentParser) -> None:
-    """The pair as a command's one positional argument."""
-    parser.add_argument("name", nargs="?", metavar="PAIR", help="a pair that `models` lists")
+def add_pair(parser: argparse.ArgumentParser, *, default: str = "the default pair") -> None:
+    """The pair as a command's one positional argument; `default`: the one where none is named."""
+    parser.add_argument(
+        "name", nargs="?", metavar="PAIR", help=f"a pair that `models` lists (default: {default})"
+    )
 
 
 def pair_name(args: argparse.Namespace) -> str | None:

@@ -14,7 +14,10 @@ _LEAST_TOKENS = 16
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "tune", help="measure a pair on this machine: does speculation pay, and by how much?"
+        "tune",
+        help="measure a pair on this machine: does speculation pay, and by how much?",
+        description="Measures what passes cost here and how many draft tokens of each drafter "
+        "stand, and says whether that pays; later answers use what was measured.",
     )
     add_pair(parser)
     parser.add_argument(

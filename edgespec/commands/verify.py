@@ -13,6 +13,7 @@ from edgespec.commands.shared import (
     read_prompts,
     sampling_params,
 )
+from edgespec.errors import ConfigError
 from edgespec.options import add_answer_options, add_model_options, count
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "verify", help="compare a pair's answers with its target's: is it exact on this machine?"
+        "verify",
+        help="compare a pair's answers with its target's: is it exact on this machine?",
+        description="Answers prompts with and without drafting and compares them. The exit status "
+        "is 0 where the pair is exact on this machine, and 1 where it isn't, where nothing was "
+        "drafted, or where it failed.",
     )
     add_pair(parser)
     parser.add_argument(
@@ -44,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.divergence import compare
 
     pair_name(args)  # says what is wrong before it says what it does
+    if not args.draft or args.lookahead == 0:
+        raise ConfigError(
+            "verify compares drafted answers with plain ones: leave --no-draft and --lookahead 0 "
+            "out"
+        )
     told: list[str] = []
     lookahead = 3 if args.lookahead == "auto" else args.lookahead
 
