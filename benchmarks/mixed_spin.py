@@ -11,8 +11,9 @@ environment once, when the library is loaded, so each setting gets a process of 
 What to look for: a setting under which the mixed pairs get faster while GGUF alone doesn't get
 slower. Too little spinning puts the team to sleep at the barriers inside a pass, hundreds of them,
 and costs GGUF alone dearly; enough for a barrier (10 to 100 µs) and no more should cost it one
-wake-up for a pass. If there is such a setting, `edgespec/backends/llama.py` can make it, where the
-user didn't, before it imports llama_cpp; a program that loaded the library earlier keeps its own.
+wake-up for a pass. If there is such a setting, `limit_spinning` of `edgespec.platform` can make it,
+where the user didn't, before llama_cpp is imported; a program that loaded the library earlier keeps
+its own.
 
 The settings take turns, in a new order each round. Prints tokens/s of every pair under every
 setting (median of the rounds), and the median ratio to the default of the same round with the
@@ -31,13 +32,13 @@ import sys
 from typing import Any
 
 SETTINGS: dict[str, dict[str, str]] = {
-    "default": {},
+    "default": {"GOMP_SPINCOUNT": "300000"},  # said, or a busy machine would get fewer turns
     "100,000 turns": {"GOMP_SPINCOUNT": "100000"},
     "30,000 turns": {"GOMP_SPINCOUNT": "30000"},
     "10,000 turns": {"GOMP_SPINCOUNT": "10000"},
     "3,000 turns": {"GOMP_SPINCOUNT": "3000"},
     "passive": {"OMP_WAIT_POLICY": "passive"},
-    "libomp, 0 ms": {"KMP_BLOCKTIME": "0"},
+    "libomp, 0 ms": {"KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "300000"},
 }
 _VARIABLES = {name for setting in SETTINGS.values() for name in setting}
 PROMPT = "Write a Python class for a bank account with deposit, withdraw and transfer, with tests."
