@@ -115,7 +115,8 @@ def picture(points: list[tuple[str, float, float]]) -> str:
     colours = dict(
         zip(
             MACHINES,
-            "#e69f00 #d55e00 #0072b2 #009e73 #cc79a7 #56b4e9 #7f7f7f #882255 #117733 #332288 #aa4499".split(),
+            "#e69f00 #d55e00 #0072b2 #009e73 #cc79a7 #56b4e9 #7f7f7f #882255 #117733 #332288 "
+            "#aa4499".split(),
             strict=True,
         )
     )

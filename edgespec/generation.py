@@ -15,12 +15,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from edgespec.backends.native_use import call_holding
 from edgespec.decode import Origin, Round, decode
 from edgespec.drafters import Drafter
 from edgespec.errors import Busy, Cancelled, ModelError
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
 from edgespec.metrics import Counters
+from edgespec.native_use import call_holding
 from edgespec.planner import Planner
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.session import CachedSession, CancelFlag, TokenBuffer

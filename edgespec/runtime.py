@@ -14,7 +14,6 @@ from typing import Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, load_model
-from edgespec.backends.native_use import call_holding
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
@@ -29,6 +28,7 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import DEFAULT_MAX_TOKENS, Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
+from edgespec.native_use import call_holding
 from edgespec.opening import AUTO, find_files, load_drafter, make_planner, rounding_notes
 from edgespec.planner import FixedPlanner, Planner, PlannerStatus
 from edgespec.registry import LOOKUP

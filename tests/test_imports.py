@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = [
     "errors options units not_gguf",
     "registry tomlfile metrics session tokenizer platform terminal gguf categorical narrow",
-    "fetch chat text noise penalties",
+    "fetch chat text noise penalties native_use",
     "sampling",
     "verify logprobs confidence exactness experience",
     "backends drafters costs",

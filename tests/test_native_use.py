@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from interrupting import Interrupted, at_each_bytecode, ctrl_c
 
-from edgespec.backends import native_use
-from edgespec.backends.native_use import NativeUse
+from edgespec import native_use
 from edgespec.errors import ModelError
+from edgespec.native_use import NativeUse
 
 
 class Memory:

@@ -19,7 +19,6 @@ from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime
-from edgespec.backends.native_use import NativeUse, call_holding
 from edgespec.conversation import Conversation
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -36,6 +35,7 @@ from edgespec.errors import (
     RegistryError,
 )
 from edgespec.generation import Engine, Generation, _Answer
+from edgespec.native_use import NativeUse, call_holding
 from edgespec.opening import find_files
 from edgespec.planner import FixedPlanner
 from edgespec.registry import ModelSpec, user_models_file

@@ -25,7 +25,6 @@ from edgespec.backends.llama_device import choose_layers, gpus
 from edgespec.backends.llama_log import log, start_backend
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
 from edgespec.backends.native_thread import compute
-from edgespec.backends.native_use import NativeUse
 from edgespec.errors import (
     Cancelled,
     ConfigError,
@@ -35,6 +34,7 @@ from edgespec.errors import (
     RollbackError,
 )
 from edgespec.gguf import GGUFHeader, read_header
+from edgespec.native_use import NativeUse
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 from edgespec.tokenizer import Tokenizer
 

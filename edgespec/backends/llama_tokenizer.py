@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.backends.native_use import NativeUse
 from edgespec.errors import ModelError, ModelFormatError
 from edgespec.gguf import GGUFHeader, StringArray
+from edgespec.native_use import NativeUse
 
 
 class Native(Protocol):

@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime as ort
 
 from edgespec.backends.native_thread import compute
-from edgespec.backends.native_use import NativeUse
 from edgespec.backends.ort_cache import Cache
 from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import Graph, as_float32
 from edgespec.errors import Cancelled, ContextFull, EdgespecError, ModelError, RollbackError
 from edgespec.narrow import Widener
+from edgespec.native_use import NativeUse
 from edgespec.session import CancelFlag, Logits, TokenIds
 
 _CHUNK = 512  # tokens of a prompt in one pass
