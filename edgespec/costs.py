@@ -192,13 +192,13 @@ class Costs:
         state.first.append(seconds)
         first = self._kinds["check"]
         ratio = float(np.median(state.first)) / math.exp(nearest[0] + nearest[first])
-        if ratio > 1:
-            tokens = np.arange(1, MAX_TOKENS + 1)
-            for kind in self._kinds.values():
-                cells = slice(kind, kind + MAX_TOKENS)
-                attention = (ratio - 1) * math.exp(nearest[kind]) * tokens**_ATTENTION
-                state.mean[cells] = np.log(np.exp(nearest[cells]) + attention)
-            state.mean[0] = nearest[0]
+        more = max(0.0, ratio - 1)
+        tokens = np.arange(1, MAX_TOKENS + 1)
+        for kind in self._kinds.values():
+            cells = slice(kind, kind + MAX_TOKENS)
+            attention = more * math.exp(nearest[kind]) * tokens**_ATTENTION
+            state.mean[cells] = np.log(np.exp(nearest[cells]) + attention)
+        state.mean[0] = nearest[0]
         if len(state.first) == _FIRST:
             state.nearest = None
 

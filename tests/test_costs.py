@@ -236,6 +236,14 @@ def test_what_a_longer_text_costs_is_no_change_of_pace() -> None:
     assert found.expected(4, 8000) == pytest.approx(0.7, rel=0.1)
 
 
+def test_a_length_that_costs_nothing_is_no_dearer_for_one_slow_round() -> None:
+    found = costs(model={1: 0.02, 2: 0.03, 16: 0.1})
+    for seconds in (0.3, 0.1, 0.1):  # the first one was held up
+        found.observe("check", 1, 8000, seconds)
+    for n in (1, 4, 8):
+        assert found.expected(n, 8000) == pytest.approx(CURVE[n], rel=0.1)
+
+
 def test_costs_survive_json() -> None:
     found = costs(model={1: 0.02, 16: 0.1})
     for i in range(40):

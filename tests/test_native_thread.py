@@ -106,6 +106,11 @@ def test_the_end_stops_what_runs_however_often_ctrl_c_is_pressed() -> None:
     assert job.done and len(pressed) >= 2
     with pytest.raises(Cancelled, match="ending"):
         thread.put(native_thread._Job(native))
+    late: native_thread._Job[None] = native_thread._Job(native)
+    thread._jobs.put(late)  # by a thread that looked whether it had ended just before it did
+    assert late.wait(20)
+    with pytest.raises(Cancelled, match="ending"):
+        late.result()
 
 
 def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from edgespec.backends import (
     onnx_folder,
     onnx_rotation,
     ort_cache,
+    ort_load,
     ort_memory,
     ort_providers,
 )
@@ -846,6 +847,27 @@ def test_a_gpu_without_room_for_the_cache_gives_way_to_the_cpu(
         assert np.allclose(model.session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
     assert gpu.opened == ["CUDA", "CPU"] * 2
     with pytest.raises(ModelError, match=r"smaller --ctx-size; or choose --device cpu"):
+        opened(folder, device="cuda")
+
+
+def test_numbers_that_overflow_on_a_gpu_are_not_called_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As float16 there does; the CPU may have room for them."""
+    gpu = SmallGpu(monkeypatch)
+    monkeypatch.setattr(ort_memory, "CudaBlock", HostBlock)
+    examine = ort_load.examine
+
+    def overflows(session: Any, tokenizer: Any) -> Any:
+        if gpu.opened[-1] == "CUDA":
+            raise NumericalError("tiny returns NaN: its weights or its export are damaged")
+        return examine(session, tokenizer)
+
+    monkeypatch.setattr(ort_load, "examine", overflows)
+    folder = write_tiny_onnx(tmp_path)
+    says = f"{folder.name} overflows on CUDA"
+    assert f"{folder.name} runs on the CPU: {says}" in opened(folder).notes
+    with pytest.raises(NumericalError, match=f"{says}; or choose --device cpu"):
         opened(folder, device="cuda")
 
 

@@ -75,10 +75,13 @@ class _Job(Generic[_T]):
         self._over = threading.Lock()  # let go once it is done
         self._over.acquire()
 
-    def run(self) -> None:
+    def run(self, refused: Cancelled | None = None) -> None:
+        """Run it, unless it was given up; or have it fail, where it is `refused`."""
         if self._taken.setdefault("by", "thread") != "thread":
             return
         try:
+            if refused is not None:
+                raise refused
             self._results.append(self._function(*self._args))
         except BaseException as error:
             self._error = error
@@ -117,8 +120,10 @@ class _NativeThread:
 
     def __init__(self) -> None:
         self._ended = False
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
         self._running: _Job[Any] | None = None
+        self._last: _Job[None] | None = None
+        self._last_ran = False
         self._starting = threading.RLock()  # a signal handler may come into it
         self._thread = threading.Thread(target=self._run, name="edgespec-native", daemon=True)
 
@@ -134,9 +139,8 @@ class _NativeThread:
         self._ended = True
         if self._thread.ident is None:
             return
-        last = _Job(lambda: None)
+        self._last = last = _Job(lambda: None)
         self._jobs.put(last)
-        self._jobs.put(None)
         while not last.done:
             try:
                 if (job := self._running) is not None:
@@ -155,10 +159,12 @@ class _NativeThread:
                     raise EdgespecError(f"no thread can be started: {error}") from None
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._running = job
-            job.run()
+        while True:
+            job = self._running = self._jobs.get()
+            # What is put behind the last one, by a thread that looked just before the end, fails.
+            job.run(Cancelled("the program is ending") if self._last_ran else None)
             self._running = None
+            self._last_ran |= job is self._last
             del job  # or what it holds would live until the next one comes
 
 

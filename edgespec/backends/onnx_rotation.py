@@ -11,7 +11,7 @@ import mmap
 import re
 from pathlib import Path
 
-_MOST_BYTES = 1 << 28  # nodes come before weights
+_MOST_BYTES = 1 << 25  # nodes come before weights, and a thousand take less than one of these MB
 
 # Protobuf keeps a message's fields in order: here a node's second input, then its output (tag 2 and
 # a length). The second name is of graphs for devices that can't branch (DirectML).

@@ -77,20 +77,25 @@ class Outlet:
         self._memory = memory
         self._bound: tuple[int, int] | None = None
         word = np.uint32 if graph.itemsize == 4 else np.uint16
-        self.words: np.ndarray[Any, Any] = np.empty((0, vocab_size), word)
-        self._address = 0
+        # With its address, which takes longer to ask than to bind. Both are one: Ctrl+C between
+        # them would have the next pass write to memory that isn't ours any more.
+        self._place: tuple[np.ndarray[Any, Any], int] = (np.empty((0, vocab_size), word), 0)
+
+    @property
+    def words(self) -> np.ndarray[Any, Any]:  # (rows, V)
+        return self._place[0]
 
     def bind(self, rows: int, *, wanted: bool) -> None:
         """Bind for `rows` rows; those that nobody wants to read stay on the device."""
         if rows > len(self.words):
-            self.words = np.empty((rows, self.words.shape[1]), self.words.dtype)
-            self._address = self.words.ctypes.data  # which takes longer to ask than to bind
+            words = np.empty((rows, self.words.shape[1]), self.words.dtype)
+            self._place = (words, words.ctypes.data)
         graph = self._graph
         if not wanted and self._memory != "cpu":
             self._binding.bind_output(graph.logits, self._memory)
             self._bound = None
             return
-        address = self._address
+        address = self._place[1]
         if self._bound != (address, rows):
             shape = (1, rows, self.words.shape[1])
             self._binding.bind_output(graph.logits, "cpu", 0, graph.element, shape, address)

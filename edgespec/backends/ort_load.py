@@ -27,7 +27,7 @@ from edgespec.backends.ort_providers import (
     open_session,
     window_note,
 )
-from edgespec.errors import ConfigError, ModelError, ModelFormatError
+from edgespec.errors import ConfigError, ModelError, ModelFormatError, NumericalError
 from edgespec.session import CancelFlag, Model
 
 # A pool that spins on after a pass would take the CPUs from whatever runs next: sampling, or the
@@ -65,6 +65,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     except ModelError as error:
         if first.device.provider == CPU:
             raise
+        if isinstance(error, NumericalError):  # its weights may be sound elsewhere
+            error = NumericalError(f"{folder.name} overflows on {first.device.label}")
         if options.device != "auto" and not options.allow_cpu:
             raise type(error)(f"{error}; or choose --device cpu") from error
         notes = [on_the_cpu(folder.name, str(error)), *notes]
