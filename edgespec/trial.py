@@ -49,12 +49,22 @@ class Trial:
     choice: Choice
 
 
-def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
+def require_drafted(texts: Iterable[Text]) -> None:
+    """Raises ConfigError where no answer has a token that is ever drafted: one behind its first."""
+    if all(len(text.answer) < 2 for text in texts):
+        raise ConfigError(
+            "the target's answers end with their first token, so there is nothing to judge a "
+            "drafter by: give other texts with --prompts"
+        )
+
+
+def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
     """The share of the target's tokens, of ids below `width`, that a drafter would have named.
 
-    The first token of an answer doesn't count, since it is never drafted. Raises ConfigError where
-    there is no other.
+    The first token of an answer doesn't count, since it is never drafted. Raises ConfigError as
+    `require_drafted` does.
     """
+    require_drafted(texts)
     sampler = Sampler(GREEDY, width)
     right = count = 0
     for text in texts:
@@ -68,11 +78,6 @@ def acceptance(session: Session, texts: Iterable[Text], width: int) -> float:
             right += sampler.argmax(row, model=session.name) == following
             count += 1
     session.rollback(0)
-    if not count:
-        raise ConfigError(
-            "the target's answers end with their first token, so there is nothing to judge a "
-            "drafter by: give other texts with --prompts"
-        )
     return right / count
 
 
@@ -81,7 +86,7 @@ def tried(
     nbytes: int,
     target: Session,
     drafter: Session,
-    texts: Iterable[Text],
+    texts: Sequence[Text],
     width: int,
     check: Callable[[], None] = lambda: None,
 ) -> Trial:

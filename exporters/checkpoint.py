@@ -104,13 +104,13 @@ class Checkpoint:
         Raises ExportError, in one sentence with what to do, for anything that isn't a whole
         checkpoint in safetensors, and FetchError where the hub can't give it.
         """
-        require_text(name_or_path)
         folder = expanded(name_or_path)
+        require_text(name_or_path, folder, _folder_name(folder))
         if folder.exists():
             if revision is not None:
                 raise ExportError(
-                    f"{name_or_path} is on this machine, so there is no revision to choose; drop "
-                    "--revision."
+                    f"{name_or_path} is on this machine, so it has no revisions to choose from: "
+                    "leave that option out."
                 )
             return _look_through(_folder(folder), str(folder), None)
         repo = str(name_or_path)

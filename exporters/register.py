@@ -71,8 +71,8 @@ def register(entry: str, names: Sequence[str], file: Path | None = None) -> Path
         with atomic(file.resolve()) as part:  # a link stays one
             part.write_text(before + separator + entry, encoding="utf-8")
             load_registry(part)  # or the next start would complain
-    except (ConfigError, OSError) as error:
-        reason = f"can't write {file}: {error}" if isinstance(error, OSError) else str(error)
+    except (ConfigError, OSError, UnicodeEncodeError) as error:
+        reason = str(error) if isinstance(error, ConfigError) else f"can't write {file}: {error}"
         reason = reason.replace(str(part), str(file)).rstrip(".")
         raise ConfigError(
             f"What was made is whole, but it wasn't registered: {reason}. The entry for {file}:"

@@ -26,6 +26,7 @@ from edgespec.backends import LoadOptions, load_model
 from edgespec.backends.llama_blocks import WINDOW, Ablation
 from edgespec.backends.llama_narrow import agreement
 from edgespec.cli import main
+from edgespec.commands.draft_sample import Sample
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import (
     ConfigError,
@@ -42,6 +43,7 @@ from edgespec.gguf import GGUFHeader, StringArray, read_header
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, SamplingParams
 from edgespec.session import CancelFlag, Logits, TokenIds
+from edgespec.terminal import printable
 from edgespec.trial import Text, Trial, acceptance, ranked, table, tried, verdict
 from edgespec.tune import Choice
 
@@ -61,6 +63,10 @@ def logits_of(path: Path, tokens: Sequence[int], rows: int) -> Logits:
         return model.session.forward(list(tokens), rows).copy()
     finally:
         model.close()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def kept_of(path: Path, number: int = 200, *tokens: int) -> head.Ids:
@@ -744,8 +750,8 @@ def test_a_head_that_is_no_selection_is_refused_before_the_target_answers(
 ) -> None:
     command = ["draft", str(whole), str(tmp_path / "out.gguf"), "--vocab", number]
     assert main([*command, "--threads", "1"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"a head of {number} tokens is no selection" in line
+    err = capsys.readouterr().err
+    assert f"a head of {number} tokens is no selection" in err and "answering" not in err
 
 
 @pytest.mark.parametrize("number", ["0", "1"])
@@ -753,9 +759,54 @@ def test_answers_too_short_to_draft_in_are_refused(
     number: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["draft", str(whole), str(tmp_path / "out.gguf"), "--layers", "first:2"]
-    assert main([*command, "--max-tokens", number]) == 1
+    command += ["--max-tokens", number]
+    assert main(command) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "leaves nothing to draft: --max-tokens 2" in line
+    assert main([*command, "--threads", "1", "--no-measure"]) == 0  # where nothing is judged
+
+
+def test_the_numbers_that_a_refused_head_may_have_are_the_real_ones(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the target's texts end by tokens that the model to cut doesn't name."""
+    other = tmp_path / "other.gguf"
+    write_tiny(other, metadata={"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 6})
+    command = ["draft", str(other), str(tmp_path / "out.gguf"), "--from", str(whole), "--threads"]
+    command += ["1", "--no-measure", "--vocab"]
+    assert main([*command, "2"]) == 1
+    least = int(capsys.readouterr().err.split("choose from ")[1].split()[0])
+    assert main([*command, str(least - 1)]) == 1
+    assert main([*command, str(least)]) == 0
+
+
+def test_answers_with_nothing_to_judge_by_are_refused_before_the_cutting(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sample, "_answers", lambda self, prompts: iter([Text((1, 2), (3,))]))
+    command = ["draft", str(whole), str(tmp_path / "new" / "out.gguf"), "--layers", "first:2"]
+    assert main([*command, "--threads", "1"]) == 1
+    shown = capsys.readouterr()
+    assert "nothing to judge a drafter by" in shown.err and not shown.out
+    assert names(tmp_path) == ["whole.gguf"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names hold no control characters there")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_reach_a_terminal_as_what_they_are(
+    terminal: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = write_tiny(tmp_path / "a.gguf", layers=2)
+    out = tmp_path / "red\x1b[31m.gguf"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    command = ["draft", str(whole), str(out), "--layers", "first:1", "--max-tokens", "4"]
+    assert main([*command, "--threads", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "measuring red\u241b[31m.gguf" in shown.err and "\x1b" not in shown.err
+    assert shown.out.splitlines()[0] == (printable(str(out)) if terminal else str(out))
 
 
 def test_no_threads_at_all_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -796,6 +847,10 @@ def test_a_path_that_models_toml_cant_hold_is_refused_before_any_work(
     (line,) = capsys.readouterr().err.splitlines()
     assert r"caf\udce9.gguf' holds bytes that aren't UTF-8" in line
     assert main([*command, "--no-measure"]) == 0 and odd.is_file()  # which writes no name down
+    command = ["draft", str(whole), str(tmp_path / "out.gguf"), "--from", str(odd), "--layers"]
+    assert main([*command, "first:1", "--threads", "1", "--register", "tiny"]) == 1
+    assert r"caf\udce9.gguf' holds bytes" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,22 @@ def test_a_folder_is_called_by_its_name_from_inside_too(
     assert Checkpoint.name_of("org/tiny") == "tiny"
 
 
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are Unicode there")
+def test_a_folder_whose_name_no_manifest_can_hold_is_refused_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tiny.write_checkpoint(tmp_path / os.fsdecode(b"caf\xe9"))
+    tiny.write_checkpoint(odd / "m")
+    monkeypatch.chdir(odd)
+    monkeypatch.setenv("HOME", str(odd))
+    assert Checkpoint.open("m").name == "m"  # which says nothing of where it lies
+    for path in (".", "~/m", odd):
+        with pytest.raises(ExportError, match=r"caf\\udce9.* holds bytes that aren't UTF-8"):
+            Checkpoint.open(path)
+
+
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--revision"):
+    with pytest.raises(ExportError, match="no revisions to choose from: leave that option out"):
         Checkpoint.open(tiny.write_checkpoint(tmp_path / "m"), "main")
 
 
@@ -735,6 +749,10 @@ def test_what_cant_be_registered_in_the_end_is_shown(tmp_path: Path) -> None:
     assert said.endswith(f"The entry for {file}:\n\n{entry}")
     assert f"registered: {file}, line 4" in said and ".part" not in said
     assert not file.exists()
+    odd = pair_entry("mine", Exported("one", Path("caf\udce9.gguf"), "gguf", "mit"), [], "x")
+    with pytest.raises(ConfigError, match=r"but it wasn't registered: can't write"):
+        register(odd, ["one", "mine"], file)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["lookup", "model"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.commands.draft_sample import Choice, Sample
+from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 from edgespec.options import count, positive
 from edgespec.terminal import printable
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.trial import table, verdict
     from edgespec.units import human_bytes
 
-    if args.max_tokens < 2:  # the first token of an answer is never drafted
+    if args.measure and args.max_tokens < 2:  # an answer's first token is never drafted
         raise ConfigError("an answer of one token leaves nothing to draft: --max-tokens 2, or more")
     source: Path = args.source or args.target
     opened = open_source(source)
@@ -104,8 +103,9 @@ def run(args: argparse.Namespace) -> int:
     for path in paths:
         refuse_existing(path, args.force, [source, args.target])
     if args.register:
-        draft_register.refuse(args.register, [args.target, *paths], measured=args.measure)
+        draft_register.refuse(args.register, [args.target, source, *paths], measured=args.measure)
     with _folder(paths[0].parent), Sample(args, opened) as sample:
+        sample.prepare(asked)
         for path, choice in zip(paths, asked, strict=True):
             variant = sample.decide(choice)
             notes: list[str] = []
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
                     overwrite=args.force, tell=notes.append,
                 )  # fmt: skip
             for note in notes:
-                print(f"note: {path.name}: {note}", file=sys.stderr)
-            print(path, flush=True)
+                tell(f"note: {path.name}: {note}")
+            print_path(path)
         if not args.measure:
             return 0
         trials = [sample.tried(path) for path in paths]
@@ -130,20 +130,18 @@ def run(args: argparse.Namespace) -> int:
     if args.register:
         tried = list(zip(trials, paths, strict=True))
         done = draft_register.best(args.register, args.target, tried, uncut=source)
-        print(done, file=sys.stderr)
+        tell(done)
     return 0
 
 
 def _combinations(args: argparse.Namespace, source: Source) -> list[Choice]:
-    """What to make; whatever can't be made is refused here, before any work."""
+    """What to make; whatever can't be made is refused here, or by `Sample.prepare`."""
     from edgespec.exporters import layers
 
     if not (args.layers or args.vocab or args.quant):
         raise ConfigError("nothing is to be cut: name --layers, --vocab or --quant")
     for text in args.layers:
         layers.parse(text, source.blocks)
-    for number in args.vocab:
-        source.frequent(Counter[int](), number, ())
     for quant in args.quant:
         source.check_quant(quant)
     every = product(args.layers or [None], args.vocab or [None], args.quant or [None])

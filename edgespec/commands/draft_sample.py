@@ -7,17 +7,16 @@ it; what drafters are judged by is never what they were made from.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec.commands.shared import tell
 from edgespec.errors import ConfigError, ModelError
 from edgespec.platform import expanded
 from edgespec.registry import size_on_disk
-from edgespec.terminal import printable
 
 if TYPE_CHECKING:
     from edgespec.exporters.draft import Source, Variant
@@ -94,6 +93,7 @@ class Sample:
         self._args, self._source = args, source
         self._runtime: Runtime | None = None
         self._told: set[str] = set()
+        self._given: list[str] = []
         self._learnt: list[int] | None = None
         self._texts: list[Text] | None = None
         self._blocks: dict[int, tuple[int, ...]] = {}
@@ -104,6 +104,22 @@ class Sample:
     def __exit__(self, *_: object) -> None:
         if self._runtime is not None:
             self._runtime.close()
+
+    def prepare(self, asked: Sequence[Choice]) -> None:
+        """Refuse, before any drafter is made, what can't be made or judged.
+
+        Raises ConfigError for a head that is no selection, a sample that can't be read, and answers
+        with nothing to judge by.
+        """
+        from edgespec.trial import require_drafted
+
+        numbers = dict.fromkeys(choice.vocab for choice in asked if choice.vocab is not None)
+        for number in numbers:
+            always = self._target().target.tokenizer.stop_ids
+            self._source.frequent(Counter[int](), number, always)
+        self._given = list(pieces(self._args.sample))
+        if self._args.measure:
+            require_drafted(self._judges())
 
     def decide(self, choice: Choice) -> Variant:
         """Which blocks and tokens a choice comes to."""
@@ -120,8 +136,6 @@ class Sample:
             self._say(f"blocks {describe(blocks, total)}")
         if choice.vocab is not None:
             always = self._target().target.tokenizer.stop_ids
-            # Once for its refusal alone, which should come before minutes of answers.
-            self._source.frequent(Counter[int](), choice.vocab, always)
             kept = self._source.frequent(Counter(self._sample()), choice.vocab, always)
         return Variant(blocks, kept, choice.quant)
 
@@ -134,10 +148,9 @@ class Sample:
 
         runtime = self._target()
         name = label or path.name
-        if self._texts is None:
-            self._texts = list(self._answers(self._prompts()[1]))
+        texts = self._judges()
         self._say(f"measuring {name}")
-        size = max(len(text.prompt) + len(text.answer) for text in self._texts) + 64
+        size = max(len(text.prompt) + len(text.answer) for text in texts) + 64
         options = LoadOptions(context_size=size, threads=self._args.threads)
         model = load_model(path, options, CancelFlag())
         self._notes(model.notes)
@@ -146,11 +159,17 @@ class Sample:
             if not model.session.can_rollback:
                 raise ModelError(f"{name} can't draft, since it can't take back a guess")
             return tried(
-                name, size_on_disk(path), runtime.target.session, model.session, self._texts,
+                name, size_on_disk(path), runtime.target.session, model.session, texts,
                 runtime.target.tokenizer.num_tokens,
             )  # fmt: skip
         finally:
             model.close()
+
+    def _judges(self) -> list[Text]:
+        """The answers that drafters are judged by."""
+        if self._texts is None:
+            self._texts = list(self._answers(self._prompts()[1]))
+        return self._texts
 
     def _least_missed(self, number: int, total: int) -> tuple[int, ...]:
         """The blocks that `auto` keeps."""
@@ -181,11 +200,9 @@ class Sample:
     def _sample(self) -> list[int]:
         """Tokens to learn from: what the target says, and the text given."""
         if self._learnt is None:
-            # Read first: what is wrong with it should be said before minutes of answers.
-            given = list(pieces(self._args.sample))
             answers = self._answers(self._prompts()[0])
             self._learnt = [token for text in answers for token in text.prompt + text.answer]
-            for piece in given:
+            for piece in self._given:
                 self._learnt += self._target().target.tokenizer.encode(piece)
         return self._learnt
 
@@ -225,7 +242,7 @@ class Sample:
         for note in notes:
             if note not in self._told:
                 self._told.add(note)
-                print(printable(f"note: {note}"), file=sys.stderr, flush=True)
+                tell(f"note: {note}")
 
     def _say(self, what: str) -> None:
-        print(f"{what}...", file=sys.stderr, flush=True)
+        tell(f"{what}...")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.terminal import printable
+from edgespec.commands.shared import print_path, tell
 
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint
@@ -71,7 +70,7 @@ def tell_notes(*checkpoints: Checkpoint) -> None:
     """What the person should know of where they came from."""
     for checkpoint in checkpoints:
         for note in checkpoint.notes:
-            print(printable(f"note: {checkpoint.name}: {note}"), file=sys.stderr)
+            tell(f"note: {checkpoint.name}: {note}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,18 +96,18 @@ def run(args: argparse.Namespace) -> int:
     with shown() as report:
         checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
     tell_notes(checkpoint)
-    print(gguf.estimate(checkpoint, quant), file=sys.stderr)
+    tell(gguf.estimate(checkpoint, quant))
     with shown() as report:
         result = gguf.export(
             checkpoint, out, quant, overwrite=args.force, converter=args.converter, report=report
         )
     for note in result.notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(result.summary, file=sys.stderr)
+        tell(f"note: {note}")
+    tell(result.summary)
     if args.register:
         model = Exported(args.register, result.path, "gguf", checkpoint.licence)
         entry = pair_entry(args.register, model, [], f"{checkpoint.name}, {quant.name}")
         file = register(entry, [args.register])
-        print(f"registered as {args.register} in {file}", file=sys.stderr)
-    print(result.path)
+        tell(f"registered as {args.register} in {file}")
+    print_path(result.path)
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.commands.export_gguf import add_export_options, tell_notes
+from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         draft = Checkpoint.open(args.draft, args.draft_revision, report) if args.draft else None
     tell_notes(checkpoint, *([draft] if draft else []))
     draft_dtype = args.draft_dtype or args.dtype
-    print(onnx.plan(checkpoint, args.dtype, args.style).sentence, file=sys.stderr)
+    tell(onnx.plan(checkpoint, args.dtype, args.style).sentence)
     if draft is not None:
-        print(onnx.plan(draft, draft_dtype, args.style).sentence, file=sys.stderr)
+        tell(onnx.plan(draft, draft_dtype, args.style).sentence)
     with shown() as report:
         if draft is None:
             results = [
@@ -102,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
             )  # fmt: skip
     for result in results:
         for note in result.notes:
-            print(f"note: {result.path.name}: {note}", file=sys.stderr)
-        print(result.summary, file=sys.stderr)
+            tell(f"note: {result.path.name}: {note}")
+        tell(result.summary)
     _tell_entry(args.register, out, [checkpoint, *([draft] if draft else [])], results)
-    print(out)
+    print_path(out)
     return 0
 
 
@@ -134,7 +134,7 @@ def _tell_entry(
     said = " with ".join(checkpoint.name for checkpoint in checkpoints)
     entry = pair_entry(name, models[0], models[1:], f"{said}, ONNX")
     if registered is None:
-        print(f"for your models.toml (--register NAME adds it):\n\n{entry}", file=sys.stderr)
+        tell(f"for your models.toml (--register NAME adds it):\n\n{entry}")
         return
     file = register(entry, [*names, name])
-    print(f"registered as {name} in {file}", file=sys.stderr)
+    tell(f"registered as {name} in {file}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.commands.export_gguf import add_export_options, add_quant, tell_notes
+from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
         draft = Checkpoint.open(args.draft, args.draft_revision, report)
     tell_notes(target, draft)
     for sentence in exporter.estimates((target, draft)):
-        print(sentence, file=sys.stderr)
+        tell(sentence)
     with shown() as report:
         files, notes = exporter.export((target, draft), args.out, args.force, report)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
     models = [
         Exported(model, file, args.format, checkpoint.licence)
         for model, file, checkpoint in zip(names, files, (target, draft), strict=True)
@@ -82,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
     entry = pair_entry(name, models[0], models[1:], said)
     if args.register:
         file = register(entry, [*names, name])
-        print(f"registered as {name} in {file}: edgespec chat {name}", file=sys.stderr)
+        tell(f"registered as {name} in {file}: edgespec chat {name}")
     else:
-        print(f"for your models.toml:\n\n{entry}", file=sys.stderr)
-    print(args.out)
+        tell(f"for your models.toml:\n\n{entry}")
+    print_path(args.out)
     return 0
 
 

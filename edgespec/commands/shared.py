@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ConfigError
+from edgespec.terminal import printable
 
 if TYPE_CHECKING:
     from edgespec.runtime import Runtime
@@ -20,6 +22,16 @@ _SAMPLE_PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Repeat this list twice, then add a fifth fruit: apple, pear, plum, cherry.",
 )
+
+
+def tell(text: str) -> None:
+    """Say something beside the result: on standard error."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def print_path(path: Path) -> None:
+    """A path as the result: safe on a terminal, and as it is for another program."""
+    print(printable(str(path)) if sys.stdout.isatty() else path, flush=True)
 
 
 def add_pair(parser: argparse.ArgumentParser, *, default: str = "the default pair") -> None:
@@ -53,7 +65,7 @@ def open_runtime(args: argparse.Namespace, *, measure_again: bool = False) -> Ru
         device=args.device,
         allow_cpu=args.allow_cpu,
         measure_again=measure_again,
-        report=lambda what: print(f"{what}...", file=sys.stderr, flush=True),
+        report=lambda what: tell(f"{what}..."),
     )
 
 
