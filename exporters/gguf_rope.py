@@ -34,29 +34,47 @@ class Rope:
     settings: Mapping[str, Any]
 
 
-def read_rope(config: Mapping[str, Any]) -> Rope:
-    """From either form: `rope_theta` beside `rope_scaling`, or all in `rope_parameters`."""
+def read_rope(config: Mapping[str, Any], *, local: bool = False) -> Rope:
+    """From either form: `rope_theta` beside `rope_scaling`, or all in `rope_parameters`.
+
+    local: whether llama.cpp knows a theta for layers with a window alone in this family.
+    """
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    local = None
+    local_base = None
     if "full_attention" in settings:
         sliding = settings.get("sliding_attention") or {}
+        if not local and sliding and _meaning(sliding) != _meaning(settings["full_attention"]):
+            raise ExportError(
+                "This checkpoint turns its layers with a window otherwise than the rest, which "
+                "llama.cpp doesn't do for this family."
+            )
         scaling = sliding.get("rope_type") or sliding.get("type") or "default"
-        if scaling != "default":
+        if local and scaling != "default":
             raise ExportError(
                 f"This checkpoint scales the positions of its layers with a window ({scaling}), "
                 "which llama.cpp doesn't."
             )
-        local = sliding.get("rope_theta")
+        local_base = sliding.get("rope_theta")
         settings = dict(settings["full_attention"])
     kind = str(settings.get("rope_type") or settings.get("type") or "default").lower()
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     return Rope(
         "longrope" if kind == "su" else kind,
         float(settings.get("rope_theta") or config["rope_theta"]),
-        None if local is None else float(local),
+        None if local_base is None else float(local_base),
         float(partial),
         settings,
     )
+
+
+def _meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is meant, however it is spelt."""
+    said = {key: value for key, value in settings.items() if value is not None}
+    kinds = [said.pop(key, None) for key in ("rope_type", "type")]
+    kind = str(kinds[0] or kinds[1] or "default").lower()
+    if kind == "default":  # which reads no other settings
+        said = {k: said[k] for k in ("rope_theta", "partial_rotary_factor") if k in said}
+    return {"kind": kind, **said}
 
 
 def rope_values(

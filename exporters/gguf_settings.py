@@ -71,12 +71,7 @@ def common(config: Mapping[str, Any]) -> Hyperparameters:
 
 
 def _with_rope(family: Hyperparameters, *, partial: bool = False, local: bool = False) -> Rope:
-    rope = read_rope(family.config)
-    if rope.local_base not in (None, rope.base) and not local:
-        raise ExportError(
-            "This checkpoint turns its layers with a window by another theta, which llama.cpp "
-            "doesn't do for this family."
-        )
+    rope = read_rope(family.config, local=local)
     if rope.partial != 1.0 and not partial:
         raise ExportError(
             f"This checkpoint turns only {rope.partial:.0%} of each head by position, which "

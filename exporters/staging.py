@@ -1,11 +1,12 @@
 """A result under its final name only when it is whole.
 
 Invariant: whatever ends an export early, nothing appears under a final name, and what was there
-before is still there. Work happens in a folder beside the destination, so publishing is one
-rename on one disk. A folder is replaced only if everything in it is an export's. A run that was
-stopped, or ran into trouble with the disk, leaves its working folder behind when a finished step in
-it is worth keeping; the next run for the same destination goes on from it if it is asked for the
-same thing, and clears it away otherwise. What failed its check is never gone on from.
+before is still there, or where it lies is said. Work happens in a folder beside the destination,
+so publishing is one rename on one disk. A folder is replaced only if everything in it is an
+export's. A run that was stopped, or ran into trouble with the disk, leaves its working folder
+behind when a finished step in it is worth keeping; the next run for the same destination goes on
+from it if it is asked for the same thing, and clears it away otherwise. What failed its check is
+never gone on from.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Stage:
         self.folder = folder
         self._wanted = wanted
         self._finished = dict(finished)
+        self._asides: list[Path] = []
 
     def finished(self, step: str) -> Path | None:
         """What an earlier run made in this step, if it is there; None means: do it now."""
@@ -81,23 +83,44 @@ class Stage:
                     )
                 aside = Path(tempfile.mkdtemp(prefix="replaced-", dir=self.folder)) / "old"
                 begun.append((made, destination, aside))
-                # One rename puts a file over a file, and no more; behind it nothing can fail.
-                atomic = number == len(results) and not folder and not made.is_dir()
-                if _is_there(destination) and not atomic:
-                    destination.replace(aside)
+                if _is_there(destination):
+                    if folder or made.is_dir():
+                        destination.replace(aside)
+                    elif number < len(results):  # behind the last rename nothing can fail
+                        _copy(destination, aside)
                 made.replace(destination)
         except BaseException:
             if len(begun) < len(results) or begun[-1][0].exists():
+                self._asides = [aside for *_, aside in begun]
                 for step in reversed(begun):
                     _take_back(*step)
             raise
 
+    def not_back(self) -> Path | None:
+        """What was under a final name, where `publish` failed and couldn't move it back there."""
+        return next(filter(_is_there, self._asides), None)
+
+
+def _copy(path: Path, aside: Path) -> None:
+    """So that a file is there until the rename over it; a link is copied as a link."""
+    if not path.is_symlink():
+        with contextlib.suppress(OSError):  # a disk without hard links
+            os.link(path, aside)
+            return
+    shutil.copy2(path, aside, follow_symlinks=False)
+
 
 def _take_back(made: Path, destination: Path, aside: Path) -> None:
-    if not made.exists():
-        destination.replace(made)
-    if _is_there(aside):
-        aside.replace(destination)
+    """Each step by itself: where one can't be done, the others still are."""
+    moved = not made.exists()
+    if moved:
+        with contextlib.suppress(OSError):
+            destination.replace(made)
+    with contextlib.suppress(OSError):
+        if not moved and not made.is_dir() and _is_there(destination):
+            aside.unlink()  # a copy of what never left
+        elif _is_there(aside):
+            aside.replace(destination)
 
 
 def _is_there(path: Path) -> bool:
@@ -121,15 +144,23 @@ def stage(
     folder = destination.with_name(f".{destination.name}.partial")
     fingerprint = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
     with _os_errors(destination), _locked(folder):
+        if _put_back(folder, destination):
+            refuse_existing(destination, overwrite)
         finished = _earlier(folder, fingerprint)
         if not finished:
             _clear(folder)
         already = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        current = Stage(folder, fingerprint, finished)
         try:
             require_space(folder, need_bytes - already)
-            current = Stage(folder, fingerprint, finished)
             yield current
         except BaseException as error:
+            if (old := current.not_back()) is not None:
+                reason = str(error).rstrip(".") or type(error).__name__
+                raise DiskError(
+                    f"{destination} couldn't be replaced ({reason}), and what was there before "
+                    f"lies in {old} now; move it back."
+                ) from error
             refused = isinstance(error, EdgespecError) and not isinstance(error, DiskError)
             if refused or not (folder / _STATE).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -242,6 +273,15 @@ def _earlier(folder: Path, fingerprint: str) -> dict[str, str]:
         return {str(step): str(name) for step, name in finished.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+
+
+def _put_back(folder: Path, destination: Path) -> bool:
+    """Move back the folder that a run had moved aside when it was killed; whether there was one."""
+    for old in folder.glob("replaced-*/old"):
+        if old.is_dir() and not old.is_symlink() and not _is_there(destination):
+            old.replace(destination)
+            return True
+    return False
 
 
 def _clear(folder: Path) -> None:

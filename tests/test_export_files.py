@@ -378,6 +378,10 @@ def test_bytes_that_arrive_damaged_are_not_used(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------- staging
 
 
+def visible(folder: Path) -> list[str]:
+    return [name for name in names(folder) if not name.startswith(".")]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -463,6 +467,84 @@ def test_a_model_and_its_manifest_are_replaced_together_or_not(
     left = {path.read_text() for path in tmp_path.iterdir()}
     assert left == ({"new"} if stopped == "after" else {"old"} if there else set())
     assert len(list(tmp_path.iterdir())) == 2 * (there or stopped == "after")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_model_has_its_manifest_at_every_moment(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process can be killed before and after every rename."""
+    results = [tmp_path / "m.gguf.manifest.json", tmp_path / "m.gguf"]
+    for result in results:
+        result.write_text("old")
+    rename, link = Path.replace, os.link
+    seen: list[list[str]] = []
+    refused: list[Path] = []
+
+    def watched(path: Path, target: Path) -> Path:
+        seen.append(visible(tmp_path))
+        if target in refused:
+            raise PermissionError(13, "Permission denied")
+        moved = rename(path, target)
+        seen.append(visible(tmp_path))
+        return moved
+
+    def linked(path: Path, target: Path) -> None:
+        if not links:
+            raise OSError(95, "Operation not supported")
+        link(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    monkeypatch.setattr(os, "link", linked)
+
+    def run() -> None:
+        with stage(results[1], wanted={}, overwrite=True) as work:
+            for result in results:
+                (work.folder / result.name).write_text("new")
+            work.publish({work.folder / result.name: result for result in results})
+
+    refused.append(results[0])
+    with pytest.raises(ExportError, match="^Can't write .*: Permission denied"):
+        run()
+    assert [result.read_text() for result in results] == ["old", "old"]
+    refused.clear()
+    run()
+    assert [result.read_text() for result in results] == ["new", "new"]
+    assert len(seen) == 5 and all(each == ["m.gguf", "m.gguf.manifest.json"] for each in seen)
+    assert names(tmp_path) == ["m.gguf", "m.gguf.manifest.json"]
+
+
+def test_what_cant_be_moved_back_is_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [of_an_export(tmp_path / name, "inside") for name in ("first", "second", "third")]
+    rename = Path.replace
+
+    def stuck(path: Path, target: Path) -> Path:
+        if path.name in ("made-third", "second") and "replaced-" not in str(target):
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    def run(*, overwrite: bool) -> None:
+        with stage(results[1], wanted={}, overwrite=overwrite) as work:
+            for result in results:
+                (work.folder / f"made-{result.name}").mkdir()
+                (work.folder / f"made-{result.name}" / "inside").write_text("new")
+            work.publish({work.folder / f"made-{result.name}": result for result in results})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", stuck)
+        with pytest.raises(
+            ExportError, match=r"couldn't be replaced .*lies in \S+ now; move it"
+        ) as told:
+            run(overwrite=True)
+    assert [(result / "inside").read_text() for result in results] == ["old", "new", "old"]
+    old = Path(str(told.value).split(" lies in ")[1].split(" now; ")[0])
+    assert (old / "inside").read_text() == "old"
+    shutil.rmtree(results[1])  # as after a kill between the two renames
+    with pytest.raises(ExportError, match="exists already"):
+        run(overwrite=False)
+    assert [(result / "inside").read_text() for result in results] == ["old", "old", "old"]
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "target/notes.txt", "empty/", "x.manifest.json"])

@@ -204,6 +204,11 @@ def _windowed(kind: str, theta: float) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": sliding}
 
 
+def _stretched(**sliding: Any) -> dict[str, Any]:
+    full = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
+    return {"full_attention": full, "sliding_attention": full | sliding}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "said"),
     [
@@ -220,7 +225,8 @@ def _windowed(kind: str, theta: float) -> dict[str, Any]:
         ("granite", {"embedding_multiplier": 0.0}, "embedding_scale is 0"),
         ("gpt-2", {"scale_attn_by_inverse_layer_idx": True}, "scales its attention"),
         ("gemma-3", {"rope_parameters": _windowed("linear", 1e4)}, r"with a window \(linear"),
-        ("qwen2", {"rope_parameters": _windowed("default", 2e4)}, "by another theta"),
+        ("qwen2", {"rope_parameters": _windowed("default", 2e4)}, "with a window otherwise than"),
+        ("qwen2", {"rope_parameters": _stretched(rope_type="default")}, "window otherwise than"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(
@@ -232,6 +238,13 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
     with pytest.raises(ExportError, match=said):
         exported(folder)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+def test_layers_with_a_window_that_turn_as_the_rest_do(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m", "qwen2")
+    values = json.loads((folder / "config.json").read_text())
+    tiny.write_json(folder / "config.json", values | {"rope_parameters": _stretched()})
+    assert read_header(exported(folder).path).metadata["qwen2.rope.scaling.factor"] == 8
 
 
 def test_a_tensor_without_a_place_or_a_missing_head_is_refused(tmp_path: Path) -> None:
