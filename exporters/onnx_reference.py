@@ -69,13 +69,15 @@ def _check_positions(loaded: Any, checkpoint: Checkpoint) -> None:
     meant = transformers_4.positions(checkpoint)
     if meant is None:
         return
-    theta, kind = meant
+    numbers, kind = meant
     kinds = {module.rope_type for module in loaded.modules() if hasattr(module, "rope_type")}
-    taken = getattr(loaded.config.get_text_config(), "rope_theta", None)
-    if kind not in kinds or (theta is not None and taken != theta):
+    config = loaded.config.get_text_config()
+    other = [key for key, number in numbers.items() if getattr(config, key, None) != number]
+    if kind not in kinds or other:
+        said = ", ".join(f"{key} {value}" for key, value in {"kind": kind, **numbers}.items())
         raise ExportError(
             f"transformers 4 doesn't turn the positions of {checkpoint.name} as its "
-            f"rope_parameters say (kind {kind}, theta {theta}), so it would be another model."
+            f"rope_parameters say ({said}), so it would be another model."
         )
 
 

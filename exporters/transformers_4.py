@@ -51,6 +51,8 @@ _COUNTED = {
 # Those whose layers with a window have a theta of their own there, and no scaling.
 _LOCAL = frozenset({"gemma3_text", "gemma3n_text"})
 
+_NUMBERS = ("rope_theta", "partial_rotary_factor", "rope_local_base_freq")
+
 
 def config(checkpoint: Checkpoint) -> dict[str, Any]:
     """config.json with `rope_theta` and `rope_scaling` in the place of `rope_parameters`.
@@ -65,8 +67,8 @@ def config(checkpoint: Checkpoint) -> dict[str, Any]:
         ) from error
 
 
-def positions(checkpoint: Checkpoint) -> tuple[float | None, str] | None:
-    """Theta, where it is named, and the kind of scaling; None where these were the old words.
+def positions(checkpoint: Checkpoint) -> tuple[dict[str, Any], str] | None:
+    """The numbers named, by their old words, and the kind of scaling; None where nothing is new.
 
     Raises ExportError as `config` does.
     """
@@ -76,7 +78,8 @@ def positions(checkpoint: Checkpoint) -> tuple[float | None, str] | None:
     values = config(checkpoint)
     values = values.get("text_config") or values
     scaling = values["rope_scaling"] or {}
-    return values.get("rope_theta"), str(scaling.get("rope_type", scaling.get("type", "default")))
+    numbers = {key: values[key] for key in _NUMBERS if values.get(key) is not None}
+    return numbers, str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
 @contextlib.contextmanager
@@ -131,7 +134,7 @@ def _in_old_words(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     else:
         spelt = {"rope_type": kind}
     values["rope_scaling"] = None if kind == "default" else spelt | scaling
-    if model_type == "gpt_neox":  # which has older words yet
+    if model_type in ("gpt_neox", "gpt_neox_japanese"):  # which have older words yet
         older = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
         values |= {older[key]: values[key] for key in older if key in values}
     return values

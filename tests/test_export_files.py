@@ -227,13 +227,16 @@ def in_old_words(**values: Any) -> dict[str, Any]:
             {"rope_type": "linear", "factor": 2.0},
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
         ),
-        (
-            "gpt_neox",
-            {"rope_type": "default", "partial_rotary_factor": 0.25},
-            {
-                "rope_scaling": None, "partial_rotary_factor": 0.25, "rotary_pct": 0.25,
-                "rotary_emb_base": 5e5,
-            },
+        *(
+            (
+                neox,
+                {"rope_type": "default", "partial_rotary_factor": 0.25},
+                {
+                    "rope_scaling": None, "partial_rotary_factor": 0.25, "rotary_pct": 0.25,
+                    "rotary_emb_base": 5e5,
+                },
+            )
+            for neox in ("gpt_neox", "gpt_neox_japanese")
         ),
     ],
 )  # fmt: skip
@@ -256,6 +259,11 @@ def test_layers_with_a_window_have_a_theta_of_their_own_in_gemma_3() -> None:
         "model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 2e4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }  # fmt: skip
+    checkpoint: Any = SimpleNamespace(
+        name="mine", config={"model_type": "gemma3_text", "rope_parameters": layers}
+    )
+    numbers = {"rope_theta": 5e5, "rope_local_base_freq": 2e4}
+    assert transformers_4.positions(checkpoint) == (numbers, "linear")
     alike = {"full_attention": full, "sliding_attention": full}
     said = in_old_words(model_type="qwen2", rope_parameters=alike)
     assert said["rope_theta"] == 5e5 and "rope_local_base_freq" not in said
@@ -504,7 +512,7 @@ def test_a_model_has_its_manifest_at_every_moment(
             work.publish({work.folder / result.name: result for result in results})
 
     refused.append(results[0])
-    with pytest.raises(ExportError, match="^Can't write .*: Permission denied"):
+    with pytest.raises(ExportError, match=r"^Can't write .*: Permission denied"):
         run()
     assert [result.read_text() for result in results] == ["old", "old"]
     refused.clear()

@@ -429,6 +429,11 @@ def test_positions_that_the_code_here_passes_over_are_refused(
     scaled = _newer(checkpoint("Nemotron"), tmp_path / "scaled", rope_type="linear", factor=2.0)
     with pytest.raises(ExportError, match=r"doesn't turn the positions of scaled.*kind linear"):
         onnx_reference.load(scaled)
+    halved = _newer(checkpoint("Nemotron"), tmp_path / "halved", partial_rotary_factor=0.5)
+    loaded = onnx_reference.load(halved)
+    loaded.config.partial_rotary_factor = 1.0  # as of a class that has a number of its own
+    with pytest.raises(ExportError, match=r"positions of halved.*partial_rotary_factor 0\.5"):
+        onnx_reference._check_positions(loaded, halved)
 
 
 @with_extra
