@@ -1,14 +1,14 @@
 """What a pass over n tokens costs, and what a model and its cache take of memory (Linux).
 
-    python benchmarks/passes.py MODEL.gguf...
+    python benchmarks/passes.py MODEL.gguf... [--behind 130]
 
-Median milliseconds of six passes behind 130 tokens, all rows asked for; then resident memory.
+Median milliseconds of six passes behind so many tokens, all rows asked for; then resident memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -29,9 +29,13 @@ def milliseconds(session: Session, tokens: int) -> float:
     return statistics.median(times)
 
 
-for path in sys.argv[1:]:
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("models", nargs="+")
+parser.add_argument("--behind", type=int, default=130)
+options = parser.parse_args()
+for path in options.models:
     model = load_model(path, LoadOptions(), CancelFlag())
-    model.session.forward(list(range(130)))
+    model.session.forward(list(range(options.behind)))
     costs = {n: milliseconds(model.session, n) for n in SIZES}
     print(Path(path).name, "  ".join(f"{n}: {cost:.1f}" for n, cost in costs.items()), "ms")
     for line in Path("/proc/self/status").read_text().splitlines():

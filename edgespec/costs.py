@@ -186,8 +186,7 @@ class Costs:
 
         What plain decoding takes more than behind a shorter text is attention's time, and no change
         of pace. Batches pay it too: once where it is spent on reading the cache, once a token where
-        on arithmetic. Measured: powers of 0 (GPUs), 0.4 and 1 (ONNX Runtime, int4 and float32) and
-        1 (llama.cpp on a CPU); their own rounds soon say more.
+        on arithmetic. The power taken lies between; their own rounds soon say more.
         """
         state.first.append(seconds)
         first = self._kinds["check"]
@@ -221,8 +220,8 @@ class Costs:
         before = self._states[self._bucket]
         if bucket not in self._states:
             near = self._states[min(self._states, key=lambda b: abs(b - bucket))]
-            self._states[bucket] = _State(near.mean.copy(), near.cov + self._alike * _UNSURE**2)
-            self._states[bucket].nearest = near.mean.copy()
+            unsure = near.cov + self._alike * _UNSURE**2
+            self._states[bucket] = _State(near.mean.copy(), unsure, nearest=near.mean.copy())
         state = self._states[bucket]
         state.mean[0] = before.mean[0]
         if state.nearest is not None:

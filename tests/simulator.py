@@ -107,7 +107,7 @@ MACHINES: dict[str, Machine] = {
     "crowded f16": replace(_F16, noise=0.1, crowded=5.0),
     "stale f16": replace(_F16, noise=0.1, stale=3.0),
     # Behind 8,000 tokens five sixths of a plain token's time are attention: once for each token
-    # of a batch, as llama.cpp's on a CPU, or once for all of them.
+    # of a batch (llama.cpp's on a CPU comes near that), or once for all of them.
     "far q4_1": Machine(_Q4_1 / 6 + 5 / 6 * np.arange(LONGEST + 1), 0.4, 0.12, short=_Q4_1 / 6),
     "far gpu": Machine(_GPU / 3 + 2 / 3, 0.22, 0.004, short=_GPU / 3),
 }
