@@ -21,7 +21,7 @@ from edgespec.errors import ConfigError, ModelError
 from edgespec.exactness import NEAR_TIE
 from edgespec.planner import FixedPlanner, Planner
 from edgespec.platform import expanded
-from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
+from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry, too_many
 from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import check_same_tokens
 from edgespec.units import human_bytes
@@ -68,7 +68,7 @@ def find_files(
 ) -> tuple[Path, list[str]]:
     """The target's file, and drafters as "lookup" or a file, fetched where needed.
 
-    In `drafters`, "model" stands for all of the pair's models that draft. Raises ConfigError,
+    In `drafters`, "model" stands for the pair's model that drafts. Raises ConfigError,
     before anything is fetched, for a choice that can't be.
     """
     if drafters is not None:
@@ -101,21 +101,15 @@ def _exists(path: Path | str) -> bool:
 
 
 def _refuse_two(drafters: Sequence[str]) -> None:
-    """One lookup and one model can take turns; two models have no way to yet."""
-    models = [name for name in drafters if name != LOOKUP]
-    if len(models) > 1:
-        raise ConfigError(
-            f"only one model can draft, and {' and '.join(models)} are named: drop all but one"
-        )
-    if len(drafters) - len(models) > 1:
-        raise ConfigError("lookup is named twice: name it once")
+    if refusal := too_many(drafters):
+        raise ConfigError(refusal)
 
 
 def _refuse_missing(drafters: Sequence[str]) -> None:
     for name in drafters:
         if name != LOOKUP and not _exists(name):
             raise ConfigError(
-                f"there is no drafter {name}: choose {LOOKUP}, {MODEL} (those of a pair) or a "
+                f"there is no drafter {name}: choose {LOOKUP}, {MODEL} (that of a pair) or a "
                 "model file that is there"
             )
 

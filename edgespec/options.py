@@ -26,8 +26,8 @@ def add_model_options(
     )  # fmt: skip
     group.add_argument(
         "--drafter", action="append", metavar="PATH",
-        help="a GGUF file or ONNX folder that drafts, or `lookup`; may be given again (default: "
-        "the pair's)",
+        help="a GGUF file or ONNX folder that drafts, or `lookup`; a model beside `lookup` at the "
+        "most (default: the pair's)",
     )  # fmt: skip
     group.add_argument(
         "--drafters", type=_names, metavar="LIST",

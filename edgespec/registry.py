@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ LOOKUP = "lookup"
 """The drafter that needs no model: it copies what followed the same words earlier."""
 
 MODEL = "model"
-"""In a choice of drafters: every drafter of the pair that is a model."""
+"""In a choice of drafters: the one of the pair that is a model."""
 
 OVERHEAD_BYTES = 400_000_000
 """Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
@@ -88,8 +88,8 @@ class ModelSpec:
 class PairSpec:
     """A target and the drafters to try with it, in order of preference.
 
-    A drafter is a ModelSpec or LOOKUP. `memory_bytes` is what running the pair takes: weights,
-    caches and working buffers of all its models.
+    A drafter is a ModelSpec or LOOKUP, and there is at most one of each. `memory_bytes` is what
+    running the pair takes: weights, caches and working buffers of all its models.
     """
 
     name: str
@@ -138,6 +138,19 @@ class Registry:
         if name in self.models:
             return self.models[name]
         raise _unknown(name, dict.fromkeys((*self.pairs, *self.models)), "pair or model")
+
+
+def too_many(drafters: Sequence[str]) -> str:
+    """Why these can't draft together; "" where they can.
+
+    One lookup and one model can take turns; two models have no way to yet.
+    """
+    models = [name for name in drafters if name != LOOKUP]
+    if len(models) > 1:
+        return f"only one model can draft, and {' and '.join(models)} are named: drop all but one"
+    if len(drafters) - len(models) > 1:
+        return "lookup is named twice: name it once"
+    return ""
 
 
 def packaged_models_file() -> Path:
@@ -303,6 +316,8 @@ def _pair(table: Table, models: Mapping[str, ModelSpec]) -> PairSpec:
     if not all(isinstance(name, str) for name in names):
         raise table.error('"drafters" must be a list of names in quotes', "drafters")
     drafters = tuple(LOOKUP if name == LOOKUP else known(name, "drafters") for name in names)
+    if refusal := too_many(names):
+        raise table.error(refusal, "drafters")
     used = [target, *(d for d in drafters if isinstance(d, ModelSpec))]
     return PairSpec(
         name=table.name,

@@ -106,9 +106,9 @@ class Runtime:
         Args:
             pair: a name that `edgespec models` lists.
             target: a model file instead of a pair.
-            drafters: "lookup", "model" (the pair's models that draft) and model files, tried in
-                this order; None takes the pair's own, or "lookup" beside a `target` file. An
-                empty list is plain decoding.
+            drafters: "lookup" and one model, which is "model" (the pair's that drafts) or a model
+                file, tried in this order; None takes the pair's own, or "lookup" beside a `target`
+                file. An empty list is plain decoding.
             lookahead: draft tokens a round; 0 is plain decoding; "auto" measures what passes cost
                 on this machine, once in the time of some 40 tokens, and then plans each round.
             context_size: tokens the target's cache holds; None takes the model's own size, capped.

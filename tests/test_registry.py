@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import RegistryError
+from edgespec.opening import find_files
 from edgespec.registry import (
     LOOKUP,
     FileSource,
@@ -70,6 +71,28 @@ def test_shipped_file_says_what_each_pair_costs() -> None:
         assert LOOKUP in pair.drafters
         assert pair.memory_bytes > pair.size_bytes > 10**7
         assert all(model.licence and model.size_bytes for model in pair.models)
+
+
+def test_every_shipped_pair_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.fetch.local_path", lambda spec: Path(spec.name))
+    for pair in load_registry().pairs.values():
+        models = [spec.name for spec in pair.models[1:]]
+        found = find_files(pair.name, None, None, fetch=False)
+        assert found == (Path(pair.target.name), [LOOKUP, *models])
+        if models:
+            assert find_files(pair.name, None, ["model"], fetch=False)[1] == models
+
+
+@pytest.mark.parametrize(
+    ("drafters", "says"),
+    [
+        ('"lookup", "mine", "other.1"', "only one model can draft, and mine and other.1 are named"),
+        ('"lookup", "lookup"', "lookup is named twice: name it once"),
+    ],
+)
+def test_a_pair_that_could_never_be_opened(tmp_path: Path, drafters: str, says: str) -> None:
+    said = complaint(tmp_path, '"lookup",\n  "mine",', drafters)
+    assert says in said and "models.toml, line 17: [pairs.mine]" in said
 
 
 def test_shipped_models_nobody_ran_are_marked() -> None:

@@ -37,7 +37,7 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--target", metavar="PATH", help="a model file instead of a pair")
     group.add_argument(
         "--drafter", action="append", metavar="PATH",
-        help="a model file that drafts for --target, beside lookup",
+        help="a model file that drafts for --target, beside lookup; one at the most",
     )  # fmt: skip
     group.add_argument(
         "--drafters", type=_groups, metavar="LIST",
