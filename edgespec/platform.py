@@ -288,6 +288,32 @@ def cpu_name() -> str:
     return name.strip() or platform.processor() or platform.machine()
 
 
+def gpu_maker(root: Path = Path("/")) -> str:
+    """Whose GPU this machine seems to have: "NVIDIA", "AMD" or "Apple"; "" where nothing says so.
+
+    Told by what its driver leaves on the disk, so that no library is loaded for it.
+    """
+    import platform
+    import shutil
+
+    if sys.platform == "darwin":
+        return "Apple" if platform.machine() == "arm64" else ""
+    traces = [root / "proc/driver/nvidia/gpus"]
+    if sys.platform == "win32":
+        traces = [Path(os.environ.get("SYSTEMROOT", "C:/Windows"), "System32", "nvcuda.dll")]
+    if any(map(_holds_anything, traces)) or shutil.which("nvidia-smi"):
+        return "NVIDIA"
+    return "AMD" if os.path.exists(root / "dev/kfd") else ""  # noqa: PTH110 - never raises
+
+
+def _holds_anything(path: Path) -> bool:
+    """Whether it is a file, or a folder with something in it."""
+    try:
+        return path.is_file() or any(path.iterdir())
+    except OSError:
+        return False
+
+
 class EnergyMeter:
     """The processor packages' energy since it was made (Linux: powercap's RAPL counters).
 

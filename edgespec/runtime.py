@@ -62,7 +62,7 @@ class Runtime:
         models are about to be freed. Raises ConfigError where two drafters have the same name.
         """
         self._on_close = on_close
-        self.notes = [*target.notes, *notes]
+        self.notes = list(dict.fromkeys([*target.notes, *notes]))  # two models may say the same
         if not target.session.can_rollback:
             for drafter in drafters:
                 drafter.close()

@@ -10,6 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU, for which llama.cpp wasn't built, has no note of its own in tests."""
+    monkeypatch.setattr("edgespec.platform.gpu_maker", lambda: "")
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The embedded default model, fetched once by the product's own code."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rich.cells import cell_len
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
+from edgespec.backends import llama_device
 from edgespec.commands import run, shared
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
@@ -319,6 +321,16 @@ def test_every_option_gives_its_default() -> None:
     for name, default in (("chat", last), ("verify", usual), ("tune", usual)):
         text = " ".join(commands_of([name])[name][1].split())
         assert text.count(f"a pair that `models` lists (default: {default})") == 2  # also as --pair
+
+
+def test_the_readme_builds_llama_cpp_in_the_version_that_is_asked_for() -> None:
+    root = Path(__file__).parents[1]
+    wanted = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    (llama,) = (one for one in wanted if one.startswith("llama-cpp-python"))
+    lines = (root / "README.md").read_text("utf-8").splitlines()
+    commands = [line for line in lines if line.startswith("CMAKE_ARGS=")]
+    assert {line.split('"')[1] for line in commands} == set(llama_device._FLAGS.values())
+    assert all(line.endswith(f"'{llama}'") for line in commands)
 
 
 def test_every_option_is_in_the_readme() -> None:

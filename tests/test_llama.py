@@ -28,6 +28,7 @@ from tiny_gguf import (
     write_tiny,
 )
 
+from edgespec import platform
 from edgespec.backends import LoadOptions, llama, llama_device, llama_tokenizer, load_model
 from edgespec.backends.llama_device import choose_layers
 from edgespec.chat import Message
@@ -540,6 +541,30 @@ def test_cuda_without_a_gpu_build(tmp_path: Path, gpu: Callable[[bool], None]) -
     with pytest.raises(ConfigError, match="leave --gpu-layers out"):
         load_model(path, LoadOptions(threads=1, gpu_layers=5), CancelFlag())
     assert load_model(path, LoadOptions(threads=1), CancelFlag()).notes == []
+
+
+@pytest.mark.parametrize(
+    ("maker", "flag"),
+    [("NVIDIA", "-DGGML_CUDA=on"), ("AMD", "-DGGML_VULKAN=on"), ("Apple", "-DGGML_METAL=on")],
+)
+def test_a_gpu_that_is_not_used_is_told_once(
+    maker: str,
+    flag: str,
+    tmp_path: Path,
+    gpu: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    gpu(False)
+    monkeypatch.setattr(platform, "gpu_maker", lambda: maker)
+    with Runtime.open(target=path, drafters=[str(path)], threads=1, lookahead=2) as runtime:
+        (note,) = (note for note in runtime.notes if "GPU" in note)
+    assert note.startswith("GGUF models run on the CPU: this llama.cpp was built without GPU")
+    assert maker in note and flag in note and "--device cpu" in note
+    for chosen in (LoadOptions(device="cpu"), LoadOptions(gpu_layers=0)):
+        assert choose_layers("tiny", chosen) == (0, [])
+    gpu(True)
+    assert choose_layers("tiny", LoadOptions())[1] == []
 
 
 def test_layers_go_to_the_gpu_unless_the_cpu_is_named(gpu: Callable[[bool], None]) -> None:

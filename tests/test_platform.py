@@ -10,6 +10,7 @@ import pytest
 
 from edgespec import platform
 from edgespec.errors import ConfigError
+from edgespec.platform import gpu_maker as GPU_MAKER  # noqa: N812 - tests stand for no GPU
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -183,6 +184,36 @@ def test_an_unknown_home_folder_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EDGESPEC_CACHE", "~no-such-user/c")
     with pytest.raises(ConfigError, match="isn't known here"):
         platform.cache_dir()
+
+
+@pytest.mark.parametrize(
+    ("system", "files", "maker"),
+    [
+        ("linux", [], ""),
+        ("linux", ["proc/driver/nvidia/gpus/0000:01:00.0/information"], "NVIDIA"),
+        ("linux", ["proc/driver/nvidia/version"], ""),  # a driver without a GPU
+        ("linux", ["bin/nvidia-smi"], "NVIDIA"),  # as in Windows' Linux
+        ("linux", ["dev/kfd"], "AMD"),
+        ("win32", ["System32/nvcuda.dll"], "NVIDIA"),
+        ("win32", ["dev/other"], ""),
+        ("darwin", [], "Apple"),
+        ("darwin x86_64", [], ""),
+    ],
+)
+def test_whose_gpu_this_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, files: list[str], maker: str
+) -> None:
+    import platform as python_platform
+
+    for name in [*files, "bin/other"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch(mode=0o755)
+    name, _, architecture = system.partition(" ")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("SYSTEMROOT", str(tmp_path))
+    monkeypatch.setattr(python_platform, "machine", lambda: architecture or "arm64")
+    monkeypatch.setattr(sys, "platform", name)
+    assert GPU_MAKER(tmp_path) == maker
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
