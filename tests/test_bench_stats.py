@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -296,6 +297,44 @@ def test_only_edgespec_is_judged() -> None:
     slow.runs = machines[:1]
     again = compare.compare(before, slow)
     assert not again.failed and any("isn't judged" in line for line in compare.lines(again))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"settings": {"threads": 3}}, "threads"),
+        ({"settings": {"threads": 2, "device": "GPU"}}, "device"),
+        ({"target": {"sha256": "2"}}, "the target"),
+        ({"drafters": [{"sha256": "3"}]}, "the drafter"),
+        ({}, "the machine"),
+    ],
+)
+def test_nothing_is_judged_under_other_conditions(change: dict[str, Any], named: str) -> None:
+    """A regression would be the machine's, the model's or the setting's."""
+    wrong = {"token": 3, "explained": False}
+    before, after = measured(10), measured(11, side=1.5, difference=wrong)
+    before.runs, after.runs = [Run("", [], {"cpu": "fast"}, {})], [Run("", [], {"cpu": "fast"}, {})]
+    assert compare.compare(before, after).failed
+    if change:
+        after.pairs["p"] = replace(after.pairs["p"], **change)
+    else:
+        after.runs = [Run("", [], {"cpu": "slow"}, {})]
+    found = compare.compare(before, after)
+    lines = list(compare.lines(found))
+    assert not found.failed and not any(line.startswith("REGRESSION") for line in lines)
+    assert any(line.startswith(f"note: p: {named} changed, so nothing of it") for line in lines)
+    told = [line for line in lines if "isn't judged, since the conditions are others" in line]
+    assert any("p, lookup:auto, all: speed against plain is 0.6" in line for line in told)
+    assert "note: p, lookup:auto: 1 of 60 answers differ from plain's without an" in "".join(lines)
+    assert lines[-1] == "no figure is judged"
+
+
+def test_code_and_versions_are_what_is_judged() -> None:
+    before, after = measured(10), measured(11, side=1.5)
+    for made, version in ((before, "1"), (after, "2")):
+        made.pairs["p"].settings.update(code=version, python=version, numpy=version)
+        made.pairs["p"].settings["llama-cpp-python"] = version
+    assert compare.compare(before, after).failed
 
 
 def test_answers_to_other_prompts_are_not_paired() -> None:

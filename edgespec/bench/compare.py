@@ -5,8 +5,9 @@ against plain, the machine's mood (each file has plain decoding measured in turn
 plain decoding itself is slower on all prompts alike, so it is judged over another program's plain
 decoding, and without that told alone. Invariant: the intervals hold all at once with a chance of
 95% (Bonferroni), so that looking at a hundred rows finds nothing where nothing changed; a
-regression is an interval that lies beyond the tolerance. edgespec alone is judged: no other
-program, and no machine by plain decoding on another.
+regression is an interval that lies beyond the tolerance. edgespec's code and the versions below it
+are judged, and nothing else: no other program, and nothing at all where the machine, a model or a
+setting is another.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from edgespec.bench.identity import PACKAGES
 from edgespec.bench.prompts import ALL
-from edgespec.bench.record import Results, Trial
+from edgespec.bench.record import PROMPTS, Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, ratio_interval
 from edgespec.bench.summary import (
@@ -40,6 +42,12 @@ TOLERANCE = 0.01
 PLAIN_TOLERANCE = 0.05
 """The same where two kinds of work are compared, which a machine's mood changes differently."""
 
+JUDGED = frozenset(("code", "edgespec", "python", *PACKAGES))
+"""The settings that a comparison is about."""
+
+SLOW_DAY = "a slow day of the machine does that too"
+OTHER_CONDITIONS = "the conditions are others"
+
 LENGTHS = "text lengths"
 """What stands in a category's place for the trials of `--lengths`."""
 
@@ -48,7 +56,7 @@ LENGTHS = "text lengths"
 class Change:
     """B over A, larger being better; `worse` where it is surely beyond the tolerance.
 
-    Without a `tolerance` it is told and not judged.
+    Without a `tolerance` it is told and not judged, which `unjudged` gives the reason for.
     """
 
     pair: str
@@ -57,6 +65,7 @@ class Change:
     what: str
     interval: Interval
     tolerance: float | None
+    unjudged: str = ""
 
     @property
     def worse(self) -> bool:
@@ -100,7 +109,8 @@ def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
     for pair, side, category, what, tolerance, logs in found:
         interval = ratio_interval(logs, 1 - (1 - level) / max(1, asked))
         if interval is not None:
-            changes.append(Change(pair, side, category, what, interval, tolerance))
+            why = "" if tolerance else _unjudged(a, b, pair)
+            changes.append(Change(pair, side, category, what, interval, tolerance, why))
     return Comparison(changes, list(_inexact(a, b)), list(_notes(a, b)))
 
 
@@ -116,11 +126,14 @@ def lines(comparison: Comparison) -> Iterator[str]:
             yield f"{kind}: {what} {change.interval} times what it was"
         elif change.tolerance is None and abs(ratio - 1) > PLAIN_TOLERANCE:
             yield (
-                f"note: {what} {ratio:.2f} times what it was, which isn't judged, since a slow day "
-                "of the machine does that too"
+                f"note: {what} {ratio:.2f} times what it was, which isn't judged, since "
+                f"{change.unjudged}"
             )
     yield from (f"REGRESSION: {sentence}" for sentence in comparison.inexact)
     unsure = [c for c in judged if not (c.worse or c.better)]
+    if not judged and not comparison.failed:
+        yield "no figure is judged"
+        return
     yield (
         f"{len(comparison.regressions) + len(comparison.inexact)} regressions; {len(unsure)} of "
         f"{len(judged)} figures show no change that is sure (all intervals hold at once with a "
@@ -141,7 +154,7 @@ def _differences(a: Results, b: Results) -> Iterator[_Difference]:
         named = categories(a, pair) if _same_prompts(a, b, pair) else []
         parts = [(name, trials_of(a, pair, name), trials_of(b, pair, name)) for name in named]
         parts.append((LENGTHS, behind_texts(a, pair), behind_texts(b, pair)))
-        other = _other_plain(a, b, pair)
+        other, others = _other_plain(a, b, pair), _other_conditions(a, b, pair)
         asked = [
             (part, side, *measure) for part in parts for side in sides
             for measure in _measures(side, other)
@@ -149,6 +162,8 @@ def _differences(a: Results, b: Results) -> Iterator[_Difference]:
         if PLAIN in sides:
             asked += [(p, PLAIN, "tokens per second", None, _plain_speed) for p in parts[-2:]]
         for (category, before, after), side, what, tolerance, logs in asked:
+            if others:
+                tolerance = None
             change = _change(logs(before), logs(after))
             if change:
                 counted = list(change.values()) if category == LENGTHS else pairs(change)
@@ -163,6 +178,29 @@ def _other_plain(a: Results, b: Results, pair: str) -> str | None:
         if setting == PLAIN and peer in one and one[peer] == two.get(peer):
             return side
     return None
+
+
+def _other_conditions(a: Results, b: Results, pair: str) -> list[str]:
+    """What figures depend on and isn't the same in both; prompts count one by one, by their texts.
+
+    Versions are what is judged.
+    """
+    one, two = a.pairs[pair], b.pairs[pair]
+    drafters = [[drafter.get("sha256") for drafter in found.drafters] for found in (one, two)]
+    same = {
+        "the machine": _same_machine(a, b),
+        "the target": one.target.get("sha256") == two.target.get("sha256"),
+        "the drafter": drafters[0] == drafters[1],
+    } | {
+        key: one.settings.get(key) == two.settings.get(key)
+        for key in (*one.settings, *two.settings)
+        if key not in (*JUDGED, *PROMPTS)
+    }
+    return [name for name, kept in same.items() if not kept]
+
+
+def _unjudged(a: Results, b: Results, pair: str) -> str:
+    return OTHER_CONDITIONS if _other_conditions(a, b, pair) else SLOW_DAY
 
 
 def _same_machine(a: Results, b: Results) -> bool:
@@ -214,15 +252,19 @@ _Question = tuple[Asked, int | None]
 def _inexact(a: Results, b: Results) -> Iterator[str]:
     """Sides whose text was plain's, or explained, and isn't now, to what both were asked."""
     for pair in (pair for pair in a.pairs if pair in b.pairs):
-        for side in (side for side in b.sides(pair) if "/" not in side):
-            before, after = _exactness(a, pair, side), _exactness(b, pair, side)
-            both = _common(before, after, _same_prompts(a, b, pair))
-            if any(before[key] and not after[key] for key in both):
-                was, is_ = (sum(not found[key] for key in both) for found in (before, after))
-                yield (
-                    f"{pair}, {side}: {is_} of {len(both)} answers differ from plain's without an "
-                    f"explanation, {was} before"
-                )
+        yield from () if _other_conditions(a, b, pair) else _lost(a, b, pair)
+
+
+def _lost(a: Results, b: Results, pair: str) -> Iterator[str]:
+    for side in (side for side in b.sides(pair) if "/" not in side):
+        before, after = _exactness(a, pair, side), _exactness(b, pair, side)
+        both = _common(before, after, _same_prompts(a, b, pair))
+        if any(before[key] and not after[key] for key in both):
+            was, is_ = (sum(not found[key] for key in both) for found in (before, after))
+            yield (
+                f"{pair}, {side}: {is_} of {len(both)} answers differ from plain's without an "
+                f"explanation, {was} before"
+            )
 
 
 def _inexact_elsewhere(a: Results, b: Results, pair: str) -> Iterator[str]:
@@ -269,6 +311,12 @@ def _notes(a: Results, b: Results) -> Iterator[str]:
             was, is_ = one.settings.get(key), two.settings.get(key)
             if was != is_:
                 yield f"note: {pair}: {key} was {was} and is {is_}"
+        if others := _other_conditions(a, b, pair):
+            yield (
+                f"note: {pair}: {', '.join(others)} changed, so nothing of it is judged: a change "
+                "may come from there"
+            )
+            yield from (f"note: {sentence}" for sentence in _lost(a, b, pair))
         if not _same_prompts(a, b, pair):
             yield f"note: {pair}: the prompts aren't the same, so answers to them aren't compared"
         lost = [side for side in a.sides(pair) if side not in b.sides(pair)]

@@ -20,7 +20,7 @@ from edgespec.errors import ConfigError
 from edgespec.platform import expanded
 from edgespec.registry import graph_files
 
-_PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
+PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
 _AFTERWARDS = (
     "commands", "exporters", "tui", "bench/beside.py", "bench/charts.py", "bench/compare.py",
     "bench/report.py", "bench/stats.py", "bench/summary.py", "bench/svg.py", "bench/table.py",
@@ -86,7 +86,7 @@ def _hashed(files: Mapping[str, Path]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of edgespec, Python and the packages that compute."""
     found = {"edgespec": __version__, "python": sys.version.split()[0]}
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

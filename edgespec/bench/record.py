@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from edgespec.errors import ConfigError
 
-_PROMPTS = ("prompts", "prompts_sha256")
+PROMPTS = ("prompts", "prompts_sha256")
 
 Key = tuple[str, str, int, int, int | None]
 """A trial's pair, prompt, turn, repetition and text length: there is one trial of each."""
@@ -210,8 +210,8 @@ def first_change(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
 
 def _clash(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
     """The first condition, apart from the prompts, that isn't the same, and what it is in each."""
-    same_prompts = {key: one.settings[key] for key in _PROMPTS if key in one.settings}
-    settings = {k: v for k, v in other.settings.items() if k not in _PROMPTS} | same_prompts
+    same_prompts = {key: one.settings[key] for key in PROMPTS if key in one.settings}
+    settings = {k: v for k, v in other.settings.items() if k not in PROMPTS} | same_prompts
     return first_change(one, replace(other, settings=settings))
 
 
@@ -227,7 +227,7 @@ def _merged(first: Pair, other: Pair) -> Pair:
     prompts = {
         key: " + ".join(dict.fromkeys([*str(was).split(" + "), str(other.settings.get(key))]))
         for key, was in first.settings.items()
-        if key in _PROMPTS
+        if key in PROMPTS
     }
     sides = list(dict.fromkeys([*first.sides, *other.sides]))
     return replace(

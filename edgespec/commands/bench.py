@@ -107,7 +107,8 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--compare", nargs=2, type=Path, metavar=("A", "B"),
-        help="measure nothing: what got worse from A to B; fails where anything surely did",
+        help="measure nothing: what got worse from A to B; fails where anything surely did, on the "
+        "same machine with the same models and settings",
     )  # fmt: skip
 
 
