@@ -17,6 +17,7 @@ from edgespec.generation import DEFAULT_MAX_TOKENS, Generation, Result
 from edgespec.logprobs import LogprobsRequest
 from edgespec.planner import Planner
 from edgespec.sampling import SamplingParams
+from edgespec.tokenizer import decode
 
 if TYPE_CHECKING:
     from edgespec.runtime import Runtime
@@ -53,7 +54,7 @@ class Conversation:
 
         def finish(result: Result) -> None:
             if result.text or result.finish_reason != "cancelled":
-                self.messages += [question, Message("assistant", result.text)]
+                self.messages += [question, Message("assistant", result.text, result.tokens)]
 
         prompt, notes = self._fit([*self.messages, question], max_tokens)
         generation = self._runtime.generate(
@@ -90,9 +91,10 @@ class Conversation:
 
         def finish(result: Result) -> None:
             if self.messages[at:] == [before]:  # nothing was said or forgotten meanwhile
-                self.messages[at] = Message("assistant", before.content + result.text)
+                text, tokens = before.content + result.text, (*ids, *result.tokens)
+                self.messages[at] = Message("assistant", text, tokens)
 
-        ids = self._runtime.target.tokenizer.encode(before.content)
+        ids = self._ids(before)
         prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)
         generation = self._runtime.generate(
             prompt,
@@ -118,11 +120,21 @@ class Conversation:
         if last is not None and last.reader == threading.get_ident():
             last.close()
 
+    def _ids(self, answer: Message) -> Sequence[int]:
+        """Its own tokens where they are known: as words, some would read otherwise."""
+        tokenizer = self._runtime.target.tokenizer
+        known = all(0 <= token < tokenizer.num_tokens for token in answer.tokens)
+        if answer.tokens and known and decode(tokenizer, answer.tokens) == answer.content:
+            return answer.tokens
+        return tokenizer.encode(answer.content)
+
     def _fit(
         self, messages: list[Message], max_tokens: int | None, begun: Sequence[int] = ()
     ) -> tuple[list[int], list[str]]:
-        """The prompt with as many of the newest turns as leave room for an answer.
+        """The prompt with the newest turns, as far as they leave room for an answer.
 
+        Where not all do, some more than must be are left out: the prompts of the next questions
+        then begin with the same turns, which are in the cache.
         `begun` are tokens of an answer that goes on.
         """
         size = self._runtime.context_size
@@ -152,9 +164,12 @@ class Conversation:
             else:
                 high = middle
         notes = []
-        if dropped := 2 * (turns - low):
+        if dropped := turns - low:
+            step = 1 << max(0, low.bit_length() - 2)  # a quarter to half of those that fit
+            dropped = -(-dropped // step) * step
+            ids = prompt(turns - dropped) if dropped > turns - low else ids
             notes.append(
-                f"the oldest {dropped} messages no longer fit the context of {size} tokens and "
+                f"the context of {size} tokens is full, so the oldest {2 * dropped} messages "
                 "were left out: /clear starts afresh, --ctx-size makes room"
             )
         return ids, notes

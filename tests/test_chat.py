@@ -218,6 +218,50 @@ def test_an_earlier_thought_is_found_in_an_answer_and_dropped() -> None:
     assert "⟦<think>⟧\nhm, a<b\n⟦</think>⟧\n\nanswer⟦" in shown(kept)
 
 
+HARMONY = """\
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{%- if "<|channel|>analysis<|message|>" in m.content or \
+"<|channel|>final<|message|>" in m.content %}
+{{- raise_exception("no tags") }}
+{%- endif %}
+{{- "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|end|>" }}
+{%- elif m.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking }}
+{%- else %}{{- "<|start|>" + m.role + "<|message|>" + m.content + "<|end|>" }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+         "<|channel|>final<|message|>Hi <|channel|>", "Hi <|channel|>"),
+        ("<|channel|>final<|message|>Hi", "Hi"),
+        ("<|channel|>analysis<|message|>stopped while it tho", ""),
+        ("<|channel|>commentary<|message|>x", "<|channel|>commentary<|message|>x"),
+        ("Hi", "Hi"),
+    ],
+)  # fmt: skip
+def test_what_an_answer_thought_is_kept_from_a_template_that_refuses_it(
+    answer: str, said: str
+) -> None:
+    words = "<|channel|>final<|message|>"  # a person's are their own
+    talk = [Message("user", words), Message("assistant", answer), Message("user", "and?")]
+    ids = encode_chat(ByteTokenizer(), ChatTemplate(HARMONY), talk)
+    assert shown(ids) == (
+        f"<|start|>user<|message|>{words}⟦<|end|>⟧"
+        f"<|start|>assistant<|channel|>final<|message|>{said}⟦<|end|>⟧"
+        "<|start|>user<|message|>and?⟦<|end|>⟧<|start|>assistant"
+    )
+
+
+def test_an_answer_is_given_whole_to_a_template_that_wants_it() -> None:
+    answer = "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Hi"
+    ids = encode_chat(ByteTokenizer(), built("chatml"), [Message("assistant", answer)])
+    assert answer in shown(ids)
+
+
 def test_tokens_that_swallow_white_space_do() -> None:
     ids = encode_chat(ByteTokenizer(strips="<|end|> <|user|>"), built("phi3"), user("\n hi"))
     assert shown(ids) == "⟦<|user|>⟧hi⟦<|end|>⟧⟦<|assistant|>⟧\n"
@@ -334,6 +378,14 @@ def test_a_number_that_could_be_part_of_a_token_is_still_a_number() -> None:
     tokenizer.control_tokens = {"<|reserved_5|>": 300}
     template = ChatTemplate("{{ messages[0].content | int + 1 }}")
     assert bytes(encode_chat(tokenizer, template, user("5"))) == b"6"
+
+
+def test_a_key_that_the_template_names_is_words_where_it_spells_a_token() -> None:
+    template = ChatTemplate("{{ tools | tojson }}<|im_end|>{{ tools[0].end }}{{ '<think>' }}")
+    tools = [{"<|im_end|>": 1, "<think>": 2, "<THINK>": 3, "end": 4}]
+    ids = encode_chat(ByteTokenizer(), template, [], tools=tools)
+    assert controls(ids) == ["<|im_end|>", "<think>"]
+    assert json.dumps(tools) in shown(ids) and "4" in shown(ids)[-10:]
 
 
 def test_odd_control_tokens() -> None:

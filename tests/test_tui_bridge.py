@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import ByteTokenizer, FakeSession, fake_model
 from tui_fakes import ANSWER, Clock, FakeRuntime, Script
 
 from edgespec.errors import Cancelled, FetchError, ModelError
+from edgespec.runtime import Runtime
 from edgespec.tui.bridge import Bridge
 from edgespec.tui.messages import (
     Ask,
@@ -117,6 +119,25 @@ def test_history_and_continuation_reach_the_runtime() -> None:
     assert [m.content for m in rig.runtimes[0].asked[0]] == ["s", "q1", "a1", "q2", "begun "]
     assert rig.last(Finished).text == "begun more"
     rig.bridge.close(5)
+
+
+def test_an_answer_goes_on_from_the_tokens_it_was_made_of() -> None:
+    """Read as words, they would be others: half a character, a control token that is shown."""
+    session = FakeSession(260, order=3, bias={257: -50, 259: -50})
+    runtime = Runtime(fake_model(session, ByteTokenizer()))
+    rig = Rig(opener=lambda pair, **options: runtime).loaded()
+    settings = Settings(temperature=0.0, max_tokens=20)
+    rig.bridge.ask(Ask(1, (), "hi", settings))
+    rig.until(lambda: rig.last(Finished) is not None)
+    text, read = rig.last(Finished).text, list(session.cache)
+    assert "\ufffd" in text
+    rig.bridge.ask(Ask(2, (), "hi", settings, answer=text))
+    rig.until(lambda: rig.last(Finished).turn == 2)
+    assert session.cache[: len(read)] == read
+    rig.bridge.ask(Ask(3, (), "hi", settings, answer="other"))
+    rig.until(lambda: rig.last(Finished).turn == 3)
+    assert bytes(session.cache[len(read) - 19 :][:5]) == b"other"
+    assert rig.bridge.close(5)
 
 
 def test_an_error_is_a_sentence_and_anything_unforeseen_too() -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ByteTokenizer, FakeSession, fake_model
@@ -196,8 +197,33 @@ def test_an_answer_goes_on_as_if_it_had_not_ended() -> None:
         more = chat.extend(GREEDY, max_tokens=20)
         assert more.result.text and [m.role for m in chat.messages] == ["user", "assistant"]
         assert chat.messages[-1].content == first.text + more.result.text
-        if "\ufffd" not in first.text:  # bytes that are no text can't be read back
-            assert chat.messages[-1].content == reference.text
+        assert chat.messages[-1].tokens == reference.tokens
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_an_answer_with_control_tokens_goes_on_from_its_ids(changed: bool) -> None:
+    """As words they would be other tokens, and others than those that the model said."""
+    begin, more = [72, 258, 105], [33]
+    with runtime() as opened:
+        tokenizer: Any = opened.target.tokenizer
+        shown = tokenizer.token_bytes
+        tokenizer.token_bytes = lambda token: b"<|say|>" if token == 258 else shown(token)
+        chat = opened.conversation()
+        text = "H<|say|>i" + "?" * changed
+        chat.messages = [Message("user", "a"), Message("assistant", text, tuple(begin))]
+        asked = opened.encode_messages(chat.messages[:1])
+        told: list[list[int]] = []
+        generate = opened.generate
+        opened.generate = lambda prompt, *a, **k: told.append(prompt) or generate(prompt, *a, **k)
+        chat.extend(GREEDY, max_tokens=len(more))
+        assert told == [[*asked, *(tokenizer.encode(text) if changed else begin)]]
+
+
+def test_ids_of_another_vocabulary_are_not_gone_on_with() -> None:
+    with runtime() as opened:
+        chat = opened.conversation()
+        chat.messages = [Message("user", "a"), Message("assistant", "H", (72, 300, -1))]
+        assert chat.extend(GREEDY, max_tokens=3).result.tokens
 
 
 def test_there_must_be_an_answer_to_go_on_with() -> None:
@@ -206,7 +232,7 @@ def test_there_must_be_an_answer_to_go_on_with() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 40, 400])
-def test_as_many_turns_as_fit_and_no_more(turns: int) -> None:
+def test_what_does_not_fit_is_left_out_and_little_else(turns: int) -> None:
     with runtime(512) as opened:
         chat = opened.conversation("sys")
         for number in range(turns):
@@ -219,8 +245,24 @@ def test_as_many_turns_as_fit_and_no_more(turns: int) -> None:
             for dropped in range(turns + 1)
         ]
         fitting = next((n for n, size in enumerate(sizes) if size <= room), turns)
-        assert len(prompt) == sizes[fitting]
-        assert (f"the oldest {2 * fitting} messages" in "".join(notes)) == (fitting > 0)
+        dropped = sizes.index(len(prompt))
+        assert fitting <= dropped and 2 * (turns - dropped) >= turns - fitting
+        assert bool(dropped) == (fitting > 0)
+        assert (f"the oldest {2 * dropped} messages" in "".join(notes)) == (dropped > 0)
+
+
+def test_a_full_contexts_prompt_goes_on_from_the_one_before() -> None:
+    """Were one more turn left out each time, each question would have all of it read again."""
+    with runtime(1024) as opened:
+        chat = opened.conversation("sys")
+        before: list[int] = []
+        anew = 0
+        for number in range(100):
+            prompt, notes = chat._fit([*chat.messages, Message("user", f"q{number:03}")], 100)
+            anew += prompt[: len(before)] != before
+            chat.messages += [Message("user", f"q{number:03}"), Message("assistant", "a" * 20)]
+            before = prompt
+        assert notes and 0 < anew <= 25
 
 
 def test_chunks_bring_their_log_probabilities() -> None:

@@ -14,12 +14,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 WIDTH, HEADS, FORWARD = 32, 2, 64
 
 
-def spm_vocabulary(words: Sequence[str] = ()) -> tuple[list[bytes], list[int]]:
-    """<unk> <s> </s>, 256 byte tokens, then ASCII pieces and `words`, as SentencePiece orders."""
+def spm_vocabulary(words: Sequence[str] = (), bytes_from: int = 0) -> tuple[list[bytes], list[int]]:
+    """<unk> <s> </s>, tokens for the bytes from `bytes_from` to 255, then ASCII pieces and `words`,
+    as SentencePiece orders."""
     tokens = [b"<unk>", b"<s>", b"</s>"]
     types = [UNKNOWN, CONTROL, CONTROL]
-    tokens += [b"<0x%02X>" % i for i in range(256)]
-    types += [BYTE] * 256
+    tokens += [b"<0x%02X>" % i for i in range(bytes_from, 256)]
+    types += [BYTE] * (256 - bytes_from)
     letters = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ<>|/_,.!?'"
     pieces = [*letters, *words]
     tokens += [piece.encode() for piece in pieces]

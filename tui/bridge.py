@@ -34,6 +34,7 @@ from edgespec.tui.messages import (
 )
 
 if TYPE_CHECKING:
+    from edgespec.chat import Message
     from edgespec.registry import ModelSpec
     from edgespec.runtime import Runtime
     from edgespec.session import Model
@@ -69,6 +70,7 @@ class Bridge:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._runtime: Runtime | None = None
+        self._answered: list[Message] = []  # the last answer, which knows its tokens
         self._load = 0
         self._dropped_load = 0  # loads up to this one are of no interest any more
         self._stopped_turn = -1
@@ -268,9 +270,10 @@ class Bridge:
         }
         params = sampling(ask.settings)
         if ask.answer:
+            known = [message for message in self._answered if message.content == ask.answer]
             conversation.messages += [
                 Message("user", ask.question),
-                Message("assistant", ask.answer),
+                *(known or [Message("assistant", ask.answer)]),
             ]
             generation = conversation.extend(params, **options)
         else:
@@ -292,6 +295,7 @@ class Bridge:
                 due = now + _FIGURES_EVERY
                 self._events.append(meter.figures(generation.counters))
         result = generation.result
+        self._answered = conversation.messages[-1:]
         figures = meter.figures(result.counters, rounds_over=True)
         self._events.append(Finished(turn, ask.answer + result.text, result.finish_reason, figures))
 

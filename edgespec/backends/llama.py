@@ -23,7 +23,7 @@ from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint
 from edgespec.backends.llama_device import choose_layers, gpus
 from edgespec.backends.llama_log import log, start_backend
-from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries
+from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries, no_such_tokens
 from edgespec.backends.native_thread import compute
 from edgespec.errors import (
     Cancelled,
@@ -297,10 +297,15 @@ class LlamaSession:
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     """Check and open a GGUF file."""
     header = read_header(path)
-    entries(header)
+    tokens = entries(header)
     head = narrow.read(header)
     name = path.name
-    notes: list[str] = []
+    template = header.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ModelFormatError(
+            f"{name} is damaged: its chat template is no text: download or convert it again"
+        )
+    notes = no_such_tokens(header, len(tokens))
     if options.context_size is not None and not 0 < options.context_size <= _MAX_CONTEXT:
         raise ConfigError(f"no context can hold {options.context_size} tokens: --ctx-size")
     gpu_layers, told = choose_layers(name, options)
@@ -342,10 +347,10 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "llama_cpp": version("llama-cpp-python"),
         **({"gpus": gpus()} if gpu_layers else {}),
     }
-    template = header.metadata.get("tokenizer.chat_template")
-    written = str(template) if template else None
     only_drafts = "" if head is None else "its head holds a part of its vocabulary"
-    return LlamaModel(name, session, tokenizer, written, notes, details, only_drafts, native)
+    return LlamaModel(
+        name, session, tokenizer, template or None, notes, details, only_drafts, native
+    )
 
 
 class LlamaModel(Model):

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec import platform
 from edgespec.backends.llama_log import start_backend
-from edgespec.backends.llama_tokenizer import entries
+from edgespec.backends.llama_tokenizer import Characters, entries
 from edgespec.errors import ModelError
 from edgespec.gguf import read_header
 from edgespec.session import Logits
@@ -26,12 +26,17 @@ from edgespec.session import Logits
 class NativeVocabulary:
     """The tokenizer of an open file; see `vocabulary`."""
 
-    def __init__(self, handle: Any, path: Path) -> None:
+    def __init__(self, handle: Any, path: Path, tokens: Sequence[bytes]) -> None:
         self._vocab = lib.llama_model_get_vocab(handle)
         self._path = path
+        self._characters = Characters(self._vocab, tokens, path.name)
 
     def encode(self, text: str, *, ends: bool = False) -> list[int]:
-        """The ids of a text whose control tokens are recognised; `ends`: BOS and EOS as it adds."""
+        """The ids of a text whose control tokens are recognised; `ends`: BOS and EOS as it adds.
+
+        Raises ModelError for a text that llama.cpp can't tokenize.
+        """
+        self._characters.check(text)
         data = text.encode("utf-8")
         room = len(data) + 16
         ids = (lib.llama_token * room)()
@@ -48,9 +53,9 @@ class NativeVocabulary:
 @contextmanager
 def vocabulary(path: Path) -> Iterator[NativeVocabulary]:
     """Open a file's vocabulary alone. Raises ModelError where llama.cpp refuses it."""
-    entries(read_header(path))
+    tokens = entries(read_header(path))
     with _opened(path, vocab_only=True) as handle:
-        yield NativeVocabulary(handle, path)
+        yield NativeVocabulary(handle, path, tokens)
 
 
 def logits(path: Path, tokens: Sequence[int]) -> Logits:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.chat.bounded import TemplateLimits
@@ -49,12 +49,20 @@ TRANSCRIPT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
 
 
+# How gpt-oss begins what it thinks and what it says. Its template refuses answers that hold these.
+_THINKS, _SAYS = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+
+
 @dataclass(frozen=True)
 class Message:
-    """One turn. `role`: system, user, assistant or tool."""
+    """One turn. `role`: system, user, assistant or tool.
+
+    `tokens`: the ids of an answer, where a model gave it, to go on with.
+    """
 
     role: str
     content: str
+    tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
 
 AnyMessage = Message | Mapping[str, Any]
@@ -99,7 +107,7 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[AnyMessage], variables: Mapping[str, Any], control: Sequence[str]
     ) -> tuple[str, Marker]:
-        given = [_as_mapping(message) for message in messages]
+        given = [self._said(_as_mapping(message)) for message in messages]
         words = list(_strings([given, dict(variables)]))
         own = self._template.constants
         marker = Marker(control, [*words, *own, *self._specials.values()])
@@ -110,6 +118,18 @@ class ChatTemplate:
         # The role is one of four words, and templates do write '<|' + message.role + '|>'.
         context["messages"] = [{**plain(m), "role": m["role"]} for m in given]
         return self._template.render(context, marker, sum(map(len, words))), marker
+
+    def _said(self, message: dict[str, Any]) -> dict[str, Any]:
+        """An answer without what was thought before it, where the template wants that apart."""
+        content = message.get("content")
+        if message["role"] != "assistant" or not isinstance(content, str):
+            return message
+        if not {_THINKS, _SAYS} <= self._template.constants:
+            return message
+        _, says, said = content.rpartition(_SAYS)
+        if not says and _THINKS not in content:
+            return message
+        return {**message, "content": said if says else ""}  # it was stopped while it thought
 
 
 def encode_chat(
@@ -216,9 +236,9 @@ def _marked(value: Any, marker: Marker, own: frozenset[str]) -> Any:
     if isinstance(value, Mapping):
         # A key that the template names is the template's word; it must find it as it is.
         return {
-            key if not isinstance(key, str) or key in own else marker.mark(key): _marked(
-                part, marker, own
-            )
+            marker.mark(key)
+            if isinstance(key, str) and (key not in own or marker.spells(key))
+            else key: _marked(part, marker, own)
             for key, part in value.items()
         }
     raise ConfigError(f"A chat template can't be given a {type(value).__name__}.")

@@ -51,6 +51,7 @@ class Marker:
         # Between the ends of control tokens; NUL keeps them apart.
         self._insides = "\0".join(text[1:-1] for text in texts).lower()
         self._longest = max(map(len, texts), default=0)
+        self._texts = [text.lower() for text in texts]
 
     def mark(self, text: str) -> str:
         """`text` with the marker inside everything that could be part of a control token."""
@@ -60,6 +61,10 @@ class Marker:
             stop = len(marked.rstrip())
             marked = marked[:stop] + self.char + marked[stop:]
         return marked
+
+    def spells(self, text: str) -> bool:
+        """Whether a whole control token stands in it, in any case."""
+        return any(token in text.lower() for token in self._texts)
 
     def clean(self, text: str) -> str:
         """`text` as people wrote it."""
