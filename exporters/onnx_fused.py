@@ -6,8 +6,9 @@ they stay where they are until they are written, so nothing is in memory twice. 
 would do with the weights (4 bits without a search, an embedding beside its head) isn't used.
 
 Invariant: the graph is float; `onnx_weights` makes fewer bits of it. Each layer looks back as far
-as the model's own configuration says, and each position is rotated as its own code does it, where
-the builder's classes have rules of their own.
+as the model's own configuration says, each position is rotated as its own code does it, or not at
+all, and norms and embeddings are computed with its own numbers, where the builder's classes have
+rules of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from edgespec.exporters.machine import lacking
 from edgespec.exporters.onnx_graph import attribute, shape_of
 
 # Text models the builder has a class for; those for pictures and sound are left out, and so are
-# mixtures of experts, whose weights it stores as one tensor a layer.
+# mixtures of experts, whose weights it stores as one tensor a layer, and OLMo, whose norms take the
+# mean away and which it builds with others. Its class for SmolLM3 rotates in nodes apart.
 FAMILIES: Mapping[str, str] = {
     "Gemma2ForCausalLM": "Gemma2Model",
     "Gemma3ForCausalLM": "Gemma3Model",
@@ -38,12 +40,11 @@ FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaModel",
     "MistralForCausalLM": "MistralModel",
     "NemotronForCausalLM": "NemotronModel",
-    "OlmoForCausalLM": "OLMoModel",
     "Phi3ForCausalLM": "Phi3MiniModel",
     "PhiForCausalLM": "PhiModel",
     "Qwen2ForCausalLM": "QwenModel",
     "Qwen3ForCausalLM": "Qwen3Model",
-    "SmolLM3ForCausalLM": "SmolLM3Model",
+    "SmolLM3ForCausalLM": "LlamaModel",
 }
 
 
@@ -71,6 +72,8 @@ def refusal(architecture: str, config: Mapping[str, Any]) -> str | None:
     """
     if architecture not in FAMILIES:
         return f"is a {architecture}, which can't be exported with fused attention"
+    if architecture == "PhiForCausalLM" and config.get("qk_layernorm"):
+        return "has norms inside its attention, which onnxruntime-genai leaves out"
     scaling = config.get("rope_scaling")
     if isinstance(scaling, Mapping):
         kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -113,11 +116,53 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
         made = Builder(config, number, number, provider, str(folder), options)
         if architecture == "Gemma3ForCausalLM":
             made.model_type = "gemma3_text"
+        if architecture.startswith("Gemma"):  # which it rounds to two decimals
+            made.embed_attrs["scale"] = float(config.hidden_size**0.5)
+        made.layernorm_attrs["epsilon"] = _epsilon(loaded)
         made.make_model("")
         made.model.graph.sort()
     _check_windows(made.model, seen)
+    if architecture == "SmolLM3ForCausalLM":
+        _rotate_only(made.model, config.no_rope_layers)
     _rotate_as(loaded, made.model)
     return made.model, made
+
+
+def _epsilon(loaded: Any) -> float:
+    """What the model's norms add before the root; the builder knows one configuration's name of it.
+
+    Their weights become float32, for it adds 1 to some of them in the type they have. Raises
+    ExportError where norms differ.
+    """
+    found: set[Any] = set()
+    for module in loaded.modules():
+        if "Norm" in type(module).__name__:
+            module.float()
+            found.add(getattr(module, "eps", getattr(module, "variance_epsilon", None)))
+    if len(found) != 1 or None in found:
+        raise ExportError(
+            f"onnxruntime-genai has one epsilon for all norms, and {type(loaded).__name__} "
+            "hasn't; use --portable."
+        )
+    return float(found.pop())
+
+
+def _attentions(model: ir.Model) -> Iterator[tuple[int, ir.Node]]:
+    """Each attention with its layer."""
+    for node in model.graph:
+        if node.op_type == "GroupQueryAttention":
+            past = node.inputs[3]
+            assert past is not None and past.name is not None
+            yield int(past.name.split(".")[1]), node  # past_key_values.7.key
+
+
+def _rotate_only(model: ir.Model, rotated: Sequence[int]) -> None:
+    """Take the rotation out of layers that have none. rotated: by layer; 0 where there is none."""
+    for layer, node in _attentions(model):
+        if not rotated[layer]:
+            node.attributes["do_rotary"] = ir.AttrInt64("do_rotary", 0)
+            for table in (7, 8):
+                node.replace_input_with(table, None)
 
 
 def _rotate_as(loaded: Any, model: ir.Model) -> None:
@@ -155,13 +200,10 @@ def windows(config: Any, architecture: str) -> tuple[int, ...]:
 
 def _check_windows(model: ir.Model, expected: tuple[int, ...]) -> None:
     """Raises ExportError where an attention doesn't look back as far as its layer should."""
-    found = {}
-    for node in model.graph:
-        if node.op_type == "GroupQueryAttention":
-            past = node.inputs[3]
-            assert past is not None and past.name is not None
-            layer = int(past.name.split(".")[1])  # past_key_values.7.key
-            found[layer] = attribute(node, "local_window_size", _NO_WINDOW)
+    found = {
+        layer: attribute(node, "local_window_size", _NO_WINDOW)
+        for layer, node in _attentions(model)
+    }
     if wrong := [i for i, size in enumerate(expected) if found.get(i) != size]:
         raise ExportError(
             f"onnxruntime-genai gave layer {wrong[0]} a window of {found.get(wrong[0])} tokens "

@@ -58,7 +58,17 @@ def load(checkpoint: Checkpoint) -> Any:
                 f"{checkpoint.name} isn't whole: it holds {what} {min(names)}; download it again."
             )
     _check_positions(loaded, checkpoint)
+    _unround(loaded)
     return loaded.eval()
+
+
+def _unround(loaded: Any) -> None:
+    """Gemma 3's code rounds what embeddings are multiplied by to the type it is loaded in."""
+    embedding = loaded.get_input_embeddings()
+    scale = getattr(embedding, "embed_scale", None)
+    exact = torch.tensor(embedding.weight.shape[1] ** 0.5, dtype=torch.float32)
+    if isinstance(scale, torch.Tensor) and torch.equal(scale, exact.to(scale.dtype)):
+        embedding.embed_scale = exact
 
 
 def _check_positions(loaded: Any, checkpoint: Checkpoint) -> None:

@@ -23,6 +23,12 @@ _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 with_extra = pytest.mark.skipif(
     bool(_MISSING), reason=f"needs the extra `export` ({', '.join(_MISSING)})"
 )
+if _MISSING:
+    _FAMILIES: list[str] = []
+else:
+    from edgespec.exporters.onnx_fused import FAMILIES
+
+    _FAMILIES = list(FAMILIES)
 # What torch, transformers and optimum say to each other while they work.
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -164,10 +170,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
     made: dict[str, Checkpoint] = {}
 
     def make(
-        family: str = "Llama", *, tied: bool = True, dtype: str = "float32", **changes: Any
+        family: str = "Llama",
+        *,
+        tied: bool = True,
+        dtype: str = "float32",
+        uneven: bool = False,
+        **changes: Any,
     ) -> Checkpoint:
+        """uneven: its norms' weights and all biases are random, as training leaves them."""
         folder = tmp_path_factory.getbasetemp() / f"{family}-{tied}-{dtype}-{len(made)}"
-        key = repr((family, tied, dtype, changes))
+        key = repr((family, tied, dtype, uneven, changes))
         if key in made:
             return made[key]
         tokenizer = byte_level_tokenizer()
@@ -186,13 +198,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkp
         )  # fmt: skip
         named = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
         config = getattr(transformers, named)(
-            vocab_size=size + 1, tie_word_embeddings=tied, initializer_range=0.05,
-            bos_token_id=0, eos_token_id=1, **sizes | changes,
+            vocab_size=size + 1, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
+            **{"initializer_range": 0.05} | sizes | changes,
         )  # fmt: skip
         torch.manual_seed(7)
         kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
-        model = getattr(transformers, kind)(config).to(getattr(torch, dtype))
-        model.save_pretrained(folder)
+        model = getattr(transformers, kind)(config)
+        for name, weight in model.named_parameters() if uneven else ():
+            if "norm" in name or name.endswith("bias"):
+                weight.data += torch.randn_like(weight) * 0.3
+        model.to(getattr(torch, dtype)).save_pretrained(folder)
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
@@ -277,6 +292,126 @@ def test_a_portable_export_is_the_model(
     graph.clear()
     graph.forward([5, 6])
     np.testing.assert_allclose(graph.forward([7, 8], [1])[0], every[3], atol=0.05)
+
+
+_OWN = {  # what of a family's own its defaults leave out
+    "Gemma": {"head_dim": 32},
+    "Gemma2": {"head_dim": 32},
+    "Gemma3": {"head_dim": 32},
+    "Granite": {
+        "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+        "logits_scaling": 0.5,
+    },
+    # Half of each head is rotated, in steps of 16 numbers.
+    "Nemotron": {"num_attention_heads": 3, "num_key_value_heads": 1},
+    "Phi": {"num_attention_heads": 3, "num_key_value_heads": 1},
+    "Phi3": {"pad_token_id": 0},
+    "Qwen3": {"head_dim": 32},
+    "SmolLM3": {"num_hidden_layers": 4, "pad_token_id": 0},
+}  # fmt: skip
+
+
+def _own_family(
+    checkpoint: Callable[..., Checkpoint], architecture: str, stored: str
+) -> Checkpoint:
+    family = architecture.removesuffix("ForCausalLM")
+    sizes = {"hidden_size": 96, "num_attention_heads": 6, "initializer_range": 0.02}
+    return checkpoint(family, dtype=stored, uneven=True, **sizes | _OWN.get(family, {}))
+
+
+@with_extra
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", _FAMILIES)
+def test_every_family_that_can_be_fused_is_the_model(
+    architecture: str, stored: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """In float32, where norms that were rounded, or have another epsilon, show."""
+    from edgespec.exporters import onnx_file, onnx_fused, onnx_reference
+
+    source = _own_family(checkpoint, architecture, stored)
+    assert exporter.plan(source, "fp32").style == "fused"
+    loaded = onnx_reference.load(source)
+    text = [5 + i * i % 250 for i in range(60)]
+    reference = onnx_reference.logits(loaded, {"text": text})
+    model, _ = onnx_fused.build(loaded, architecture, tmp_path / "scratch", half=False)
+    onnx_file.write(model, tmp_path, {}, lambda *_: None)
+    assert compare(reference, {"text": _graph(tmp_path).forward(text)}).mean_kl < 1e-9
+
+
+@with_extra
+def test_layers_without_rotation_are_exported_in_four_bits(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    source = _own_family(checkpoint, "SmolLM3ForCausalLM", "bfloat16")
+    result = exporter.export(source, tmp_path / "out")
+    import onnx
+
+    nodes = onnx.load(result.path / "model.onnx", load_external_data=False).graph.node
+    attentions = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    turned = {n.input[3]: a.i for n in attentions for a in n.attribute if a.name == "do_rotary"}
+    assert [turned[f"past_key_values.{i}.key"] for i in range(4)] == [1, 1, 1, 0]
+
+
+@with_extra
+@pytest.mark.parametrize("family", ["Gemma", "Gemma3", "Nemotron"])
+def test_sixteen_bits_are_the_same_model_as_their_numbers_in_float32(
+    family: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """What a model's code computes when it is loaded is rounded to the type it is loaded in."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from edgespec.exporters import onnx_fused, onnx_reference
+
+    half = _own_family(checkpoint, f"{family}ForCausalLM", "bfloat16")
+    shutil.copytree(half.path, tmp_path / "wide")
+    stored = load_file(half.path / "model.safetensors")
+    wide = {name: weight.float() for name, weight in stored.items()}
+    save_file(wide, tmp_path / "wide" / "model.safetensors", {"format": "pt"})
+    text = [5 + i * i % 250 for i in range(30)]
+    found = []
+    for source in (half, Checkpoint.open(tmp_path / "wide")):
+        loaded = onnx_reference.load(source)
+        found.append(onnx_reference.logits(loaded, {"text": text})["text"])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    if family.startswith("Gemma"):
+        model, _ = onnx_fused.build(
+            loaded, f"{family}ForCausalLM", tmp_path / "scratch", half=False
+        )
+        scales = [
+            float(tensor.value.numpy())
+            for node in model.graph
+            if node.op_type == "Constant"
+            and (tensor := node.attributes["value"]).value.shape == ()
+            and tensor.value.dtype.is_floating_point()
+        ]
+        assert pytest.approx(96**0.5, rel=1e-6) in scales
+
+
+@with_extra
+@pytest.mark.parametrize(
+    ("family", "changes"), [("Olmo", {"clip_qkv": 8.0}), ("Phi", {"qk_layernorm": True})]
+)
+def test_what_the_builder_makes_another_model_of_is_portable(
+    family: str, changes: dict[str, Any], checkpoint: Callable[..., Checkpoint]
+) -> None:
+    source = checkpoint(family, **changes)
+    assert exporter.plan(source, "int4").style == "portable"
+    with pytest.raises(ExportError, match="use --portable"):
+        exporter.plan(source, "int4", "fused")
+
+
+@with_extra
+def test_norms_with_other_epsilons_are_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    from edgespec.exporters import onnx_fused, onnx_reference
+
+    loaded = onnx_reference.load(checkpoint())
+    loaded.model.norm.variance_epsilon = 1e-3
+    with pytest.raises(ExportError, match=r"one epsilon for all norms.*--portable"):
+        onnx_fused.build(loaded, "LlamaForCausalLM", tmp_path, half=False)
 
 
 _SLIDING = {
