@@ -897,6 +897,12 @@ def test_a_measurement_from_the_command_line(
         (["--prompts", "none.jsonl"], 1, "can't read the prompts"),
         (["--peer", "x.py", "--temperature", "1"], 1, "greedily"),
         (["--rule", "rejection"], 1, "needs a --temperature"),
+        (
+            ["--target", "none.gguf", "--seed", "7"],
+            1,
+            "--seed says how answers are drawn: it needs a --temperature",
+        ),
+        (["--target", "none.gguf", "--seed", "0"], 1, "it needs a --temperature"),
         (["--target", "none.gguf", "--temperature", "-1"], 1, "temperature must be"),
         (["--target", "none.gguf", "--temperature", "nan"], 1, "temperature must be"),
         (["--compare", "none", "none"], 1, "can't read the results"),
@@ -1255,6 +1261,18 @@ def test_what_was_measured_is_shown_whatever_became_of_the_rest(
     assert "lookup+model:3" in shown and (tmp_path / "two" / "report.html").exists()
 
 
+def test_stopped_before_anything_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "run_pair", stopped)
+    code, shown, err = in_process(capsys, "bench", "a", "--out", tmp_path / "o")
+    assert (code, shown) == (130, "") and not (tmp_path / "o").exists()
+    assert "nothing was measured yet" in err and "keeps what was measured" not in err
+
+
 def test_no_peer_outlives_a_failure_to_start_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1359,6 +1377,29 @@ def test_what_cannot_work_is_said_before_a_peer_is_loaded(tmp_path: Path) -> Non
     with Writer(tmp_path / "o") as writer, pytest.raises(ConfigError, match="no drafter 'lookpu'"):
         driver.run_pair(named, options, writer, lambda _: None, lambda *_: None)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["smollm2"], "smollm2 has no drafter 'model' (it has: lookup): change --drafters, or name "
+         "its target's file with --target and a drafter's with --drafter"),
+        (["--target", "none.gguf"], "has no drafter 'model' (it has: lookup): change --drafters, "
+         "or add one with --drafter"),
+    ],
+)  # fmt: skip
+def test_a_drafter_that_a_pair_lacks_is_told_before_anything_is_read(
+    args: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "find_files", lambda *_, **__: pytest.fail("it looked for files"))
+    code, shown, err = in_process(capsys, "bench", *args, "--drafters", "lookup,model",
+                                  "--out", tmp_path / "o")  # fmt: skip
+    assert (code, shown) == (1, "") and says in err
+    assert not (tmp_path / "o").exists()
 
 
 def test_plain_against_itself_where_nothing_can_draft(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_pulling_a_pair_that_is_named_like_its_target(
 
 
 def test_a_choice_among_the_drafters_of_a_pair(tmp_path: Path) -> None:
-    """`model` is every model of the pair that drafts."""
+    """`model` is the model of the pair that drafts."""
     folder = user_models_file().parent
     folder.mkdir(parents=True)
     big, small = folder / "big.gguf", folder / "small.gguf"

@@ -27,7 +27,7 @@ from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
-from edgespec.registry import LOOKUP, load_registry
+from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, Rule, SamplingParams
 
@@ -96,6 +96,7 @@ def run_pair(
     progress: Callable[[int, int, str, float | None], None],
 ) -> None:
     """Measure what is missing of a pair; raises EdgespecError."""
+    _refuse_absent(named, options)
     target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True, report=say)
     say(f"{named.name}: reading {target.name} to take its hash...")
     files = {path: identity(path) for path in (target, *_files(drafters))}
@@ -141,6 +142,24 @@ def run_pair(
                 writer.append(costs)
 
         measure(runtime, sides, plan, writer, progress, prepared=prepared, begin=begin, say=say)
+
+
+def _refuse_absent(named: Named, options: Options) -> None:
+    """See that a pair has the drafters that were chosen, before anything is downloaded or read."""
+    if options.groups is None or not any(options.lookaheads):
+        return
+    drafters: Sequence[ModelSpec | str] = named.drafters or [LOOKUP]
+    advice = "or add one with --drafter"
+    if named.target is None:
+        drafters = load_registry().pair(named.pair).drafters
+        advice = "or name its target's file with --target and a drafter's with --drafter"
+    has = [LOOKUP if drafter == LOOKUP else MODEL for drafter in drafters]
+    missing = [name for group in options.groups for name in group if name not in has]
+    if missing:
+        raise ConfigError(
+            f"{named.name} has no drafter {missing[0]!r} (it has: {', '.join(has) or 'none'}): "
+            f"change --drafters, {advice}"
+        )
 
 
 def refuse_twins(scripts: Sequence[Path]) -> None:

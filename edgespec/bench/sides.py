@@ -133,8 +133,8 @@ def _planner(runtime: Runtime, setting: Setting | None) -> Planner:
     if missing:
         there = ", ".join(runtime.drafters) or "none"
         raise ConfigError(
-            f"{runtime.target.name} has no drafter {missing[0]!r} (it has: {there}): "
-            "change --drafters, or add one with --drafter"
+            f"{runtime.target.name} has no drafter {missing[0]!r} that can be used (there is: "
+            f"{there}): change --drafters"
         )
     if setting.lookahead != AUTO:
         return _Among(setting.drafters, FixedPlanner(setting.drafters, setting.lookahead))

@@ -84,7 +84,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
         "a text of its own, under `reproducible` all draw the same (rejection)",
     )  # fmt: skip
     group.add_argument(
-        "--seed", type=count, default=1, metavar="N",
+        "--seed", type=count, metavar="N",
         help="of the first repetition, at a temperature above 0 (1)",
     )  # fmt: skip
     group.add_argument(
@@ -173,8 +173,11 @@ def _measure(args: argparse.Namespace, out: Path) -> int:
 
     if args.temperature and args.peer:
         raise ConfigError("peers are measured greedily: leave --temperature out")
-    if args.rule and not args.temperature:
-        raise ConfigError("--rule says how answers are drawn: it needs a --temperature above 0")
+    for option, given in (("--rule", args.rule), ("--seed", args.seed)):
+        if given is not None and not args.temperature:
+            raise ConfigError(
+                f"{option} says how answers are drawn: it needs a --temperature above 0"
+            )
     if args.temperature:
         SamplingParams(temperature=args.temperature)  # says what is wrong before any download
     if args.tokens < 2:
@@ -193,7 +196,7 @@ def _measure(args: argparse.Namespace, out: Path) -> int:
         lookaheads=args.lookahead,
         temperature=args.temperature,
         rule=args.rule or "rejection",
-        seed=args.seed,
+        seed=1 if args.seed is None else args.seed,
         max_tokens=args.tokens,
         repeats=args.repeat,
         contexts=args.lengths,
@@ -222,7 +225,8 @@ def _measure(args: argparse.Namespace, out: Path) -> int:
                     failed.append(f"{pair.name}: {error}")
                     say(failed[-1])
         except KeyboardInterrupt:
-            say("", f"{writer.file} keeps what was measured; the same command goes on from there")
+            kept = f"{writer.file} keeps what was measured; the same command goes on from there"
+            say("", kept if writer.results.trials else "nothing was measured yet")
             if len(writer.results.trials) > before:
                 _show(writer.results, out)
             raise
