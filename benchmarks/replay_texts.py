@@ -103,7 +103,7 @@ def load(path: Path) -> list[RecordedText]:
 class RecordedDrafter:
     """Guesses what the model guessed, and takes its time."""
 
-    name, free = "model", False
+    name, free, failed = "model", False, ""
 
     def __init__(self, game: Game) -> None:
         self._game = game

@@ -86,7 +86,7 @@ def round_times(
                 probs.append(dist)
         draft = Draft(tuple(drafted), tuple(probs) if probs else None)
         verdict = verify(rows, draft, sampler, position, "target")
-        new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)
+        new = verdict.tokens(draft)
         sampler.commit(new)
         times.append(process_time() - began)
         position += len(new)

@@ -48,6 +48,7 @@ class AdaptivePlanner:
         self._guesses: dict[str, Draft] = {}  # of free drafters, for this round
         self._best: Option | None = None  # this round's, taken or not
         self._copied = NO_DRAFT  # what a free drafter added behind this round's draft
+        self._in_vain: tuple[str, bool] | None = None  # the model that was asked and had no guess
         self._drafted = NO_DRAFT  # the latest draft
         self._idle = _PARKED  # rounds since
         self._looking = 0.0  # what looking for a draft costs, in plain rounds
@@ -78,7 +79,7 @@ class AdaptivePlanner:
         """See `Planner.draft`."""
         longest = min(MAX_LOOKAHEAD, room)
         self._guesses.clear()
-        self._copied = NO_DRAFT
+        self._copied, self._in_vain = NO_DRAFT, None
         self._rests = self._idle >= _PARKED and self._idle % self._every != 0
         if self._rests or longest <= 0:
             return NO_DRAFT
@@ -100,6 +101,9 @@ class AdaptivePlanner:
         go_on = choices.go_on(best.drafter.name, free, sampler, best.near)
         most = min(longest, MAX_DRAWN)
         draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
+        if not draft:  # it has tokens of which none may come, or none for the newest one
+            self._best, self._in_vain = None, (best.drafter.name, best.near)
+            return NO_DRAFT
         self._copied = choices.copied
         return draft.followed_by(self._copied) if self._copied else draft
 
@@ -115,9 +119,13 @@ class AdaptivePlanner:
             self._plain_rounds += 1
             self._idle += 1
             return
-        came = (*draft.tokens[:stood], outcome.next_token)
+        came = outcome.tokens
         for name, guess in self._guesses.items():
             judge(self._known.match(name), guess, came)
+        # Before it is reckoned with: the first round at another length tells what one costs there.
+        # To be parked costs next to nothing, so not every plain round is learnt from then.
+        if not draft and (self._idle < _PARKED or self._every > 1 or self._plain_rounds % 4 == 0):
+            self.costs.observe("check", 1, length, outcome.check_seconds)
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
         expected = seconds  # with a long read, which `seconds` leaves out
@@ -127,7 +135,9 @@ class AdaptivePlanner:
         if draft.copied and stood >= drawn:
             judge(self._known.match(self._copied.drafter), self._copied, came[drawn:])
         for (name, near), model in self._known.models.items():
-            if best is None or name != best.drafter.name:
+            if (name, near) == self._in_vain:
+                model.in_vain(certainty)
+            elif best is None or name != best.drafter.name:
                 model.unasked(certainty)
             elif near == best.near:
                 seconds += self.costs.draft(name, drawn, min(2, best.owed), length)
@@ -136,24 +146,22 @@ class AdaptivePlanner:
                 model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
             elif best.near:  # to have read all helps; to have read less may not
                 model.hinted(min(stood, drawn), stood < drawn, certainty)
-        self._count(stood + 1, seconds / plain)
+        self._count(len(came), seconds / plain)
         # A round in which the program was held up says nothing of drafting.
         real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)
         self._real_time += real / plain
-        # To be parked costs next to nothing, so not every plain round is learnt from then.
-        if draft or self._idle < _PARKED or self._every > 1 or self._plain_rounds % 4 == 0:
-            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
-        self._length = length + stood + 1
+        self._length = length + len(came)
+        first, self._looked = not self._looked, True
         if draft:
+            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
             self._idle, self._drafted = 0, draft
             if best is not None:  # what it owed it has read
                 self._best = replace(best, owed=1, arrears=0.0)
             return
         # To learn from a round takes about as long as to look for its draft. The first look of an
         # answer takes in its whole prompt, and says nothing of the others.
-        if self._looked:
+        if not first and self._in_vain is None:
             self._looking += 0.05 * (2 * outcome.draft_seconds / plain - self._looking)
-        self._looked = True
         self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
         self._reference_credit = 0.0  # it shows what a plain round costs
         self._plain_rounds += 1

@@ -36,7 +36,7 @@ def key(target: Model, drafters: Mapping[str, Model]) -> dict[str, Any]:
 
 def load(key: Mapping[str, Any]) -> AdaptivePlanner | None:
     """A planner that goes on from what is kept for this key, if there is anything."""
-    damaged = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+    damaged = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
     with suppress(OSError, *damaged):
         data = json.loads(_file(key).read_text("utf-8"))
         kinds = {"check", *key["drafters"]}

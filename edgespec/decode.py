@@ -105,7 +105,7 @@ def decode(
                     rows=rows[:, : sampler.width],
                 )
             )
-        new = (*draft.tokens[: verdict.num_accepted], verdict.next_token)
+        new = verdict.tokens(draft)
         asked = token_logprobs(rows, new, sampler, logprobs, model=target.name) if logprobs else ()
         keep, reason = commit(target, tokens, new, sampler, cut)
         done = perf_counter()
@@ -118,7 +118,7 @@ def decode(
             fed=pending + len(draft),
             drafted=len(draft),
             accepted=verdict.num_accepted,
-            rejected=verdict.num_accepted < len(draft),
+            rejected=verdict.num_accepted < len(draft) and verdict.next_token is not None,
             draft_seconds=drafted_at - began,
             check_seconds=checked_at - drafted_at,
             sample_seconds=chosen_at - checked_at,
@@ -144,11 +144,13 @@ def verify(rows: Logits, draft: Draft, sampler: Sampler, position: int, model: s
         return verify_choices(
             draft.tokens,
             lambda i: sampler.choose(rows[i], draft.tokens[:i], position + i, model=model),
+            sampler.ends,
         )
     return verify_rejection(
         draft,
         lambda i: sampler.distribution(rows[i], draft.tokens[:i], model=model),
         sampler.rng,
+        sampler.ends,
     )
 
 
@@ -175,5 +177,6 @@ def round_origins(draft: Draft, verdict: Verdict) -> tuple[Origin, ...]:
     if not draft:
         return ("plain",)
     origins: list[Origin] = ["accepted"] * verdict.num_accepted
-    origins.append("bonus" if verdict.num_accepted == len(draft) else "recovered")
+    if verdict.next_token is not None:
+        origins.append("bonus" if verdict.num_accepted == len(draft) else "recovered")
     return tuple(origins)

@@ -45,6 +45,11 @@ class ModelRates:
         likely = self.signal.rate(certainty)
         self.outlook.learn(likely, 1 - likely, tried=False)
 
+    def in_vain(self, certainty: float) -> None:
+        """It was asked and had no token."""
+        self.signal.learn(certainty, False)
+        self.outlook.learn(0, 1)
+
     def hinted(self, stood: int, missed: bool, certainty: float) -> None:
         """It drafted from less of the text than this is about, which says something of this too."""
         self.signal.learn(certainty, stood > 0)

@@ -39,6 +39,7 @@ def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, An
         "text": result.text,
         "token_count": len(result.tokens),
         "finish_reason": result.finish_reason,
+        "notes": list(result.notes),
         "tokens_per_second": _rounded(counters.tokens_per_second),
         "ttft_seconds": _rounded(counters.ttft_seconds),
         "acceptance_rate": _rounded(counters.acceptance_rate),
@@ -69,11 +70,14 @@ def summary(result: Result, status: PlannerStatus | None = None) -> str:
     if counters.ttft_seconds is not None:
         parts.append(f"first token after {counters.ttft_seconds:.2f} s")
     parts += _speculation(counters)
+    if status is not None and status.lookahead and not status.parked:
+        parts.append(f"lookahead {status.lookahead} of late")
     lines = [" · ".join(parts)]
     if status is not None and status.parked and counters.rounds and status.reason:
         lines.append(f"parked: {status.reason}")
     if result.finish_reason in _REASONS:
         lines.append(_REASONS[result.finish_reason])
+    lines += (f"note: {note}" for note in result.notes)
     return "\n".join(lines)
 
 

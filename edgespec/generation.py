@@ -49,7 +49,8 @@ class Chunk:
 class Result:
     """A whole answer. `counters` has its figures: tokens per second, acceptance, by drafter.
 
-    `logprobs` has an entry for each token where they were asked for.
+    `logprobs` has an entry for each token where they were asked for; `notes` are what went wrong on
+    the way and changed no token.
     """
 
     text: str
@@ -58,6 +59,7 @@ class Result:
     finish_reason: FinishReason
     counters: Counters
     logprobs: tuple[TokenLogprobs, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -118,7 +120,8 @@ class Generation(Iterator[Chunk]):
     ) -> None:
         self.notes = tuple(notes)
         stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
-        sampler = Sampler(sampling, engine.tokenizer.num_tokens, prompt)
+        tokenizer = engine.tokenizer
+        sampler = Sampler(sampling, tokenizer.num_tokens, prompt, ends=tokenizer.stop_ids)
         self._answer = _Answer(
             engine, prompt, stream, sampler, planner or engine.planner, logprobs, on_finish
         )
@@ -348,6 +351,13 @@ class _Answer:
         tokens = self._tokens.view[self._prompt :][: self._given].tolist()
         origins = tuple(self._origins[: self._given])
         logprobs = tuple(self._logprobs[: self._given])
-        self.result = Result(self.text, tuple(tokens), origins, reason, self.counters, logprobs)
+        notes = tuple(
+            f"{name} stopped drafting in this answer: {drafter.failed}"
+            for name, drafter in self._engine.drafters.items()
+            if drafter.failed
+        )
+        self.result = Result(
+            self.text, tuple(tokens), origins, reason, self.counters, logprobs, notes
+        )
         if self._on_finish is not None:
             self._on_finish(self.result)

@@ -14,24 +14,30 @@ from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
 from edgespec.sampling import Sampler
 from edgespec.session import Logits, TokenIds
-from edgespec.verify import NO_DRAFT, Draft
+from edgespec.verify import NO_DRAFT, Draft, Verdict
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a round: the draft, how much of it stood, what followed, and what it cost.
 
+    `next_token` is None behind a draft token that ended the text.
     `rows` are the target's logits (k+1, V) of the round, valid during `observe` only; `length` is
     that of the text before the round.
     """
 
     draft: Draft
     num_accepted: int
-    next_token: int
+    next_token: int | None
     draft_seconds: float
     check_seconds: float
     length: int
     rows: Logits
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the round brought."""
+        return Verdict(self.num_accepted, self.next_token).tokens(self.draft)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ class Planner(Protocol):
         ...
 
 
+MOST = 64
+"""The longest lookahead to be asked for: a row of logits for each token has to fit."""
+
 _SURE = 4.0  # tokens that a lookup must have matched to go before a model
 
 
@@ -85,6 +94,8 @@ class FixedPlanner:
     def __init__(self, drafters: Sequence[str], lookahead: int) -> None:
         if lookahead < 0:
             raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
+        if lookahead > MOST:
+            raise ConfigError(f"lookahead must be at most {MOST}, not {lookahead}")
         self._drafters = tuple(drafters)
         self._lookahead = lookahead
         self._drafted = NO_DRAFT

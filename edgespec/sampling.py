@@ -8,7 +8,7 @@ draft tokens before that row, and nothing after. Temperature 0 is argmax and com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -122,13 +122,22 @@ GREEDY = SamplingParams(temperature=0.0)
 class Sampler:
     """The sampling steps over one text as it grows.
 
-    `width` is how many token ids may come out: logits behind it are a vocabulary's padding.
+    `width` is how many token ids may come out: logits behind it are a vocabulary's padding. `ends`
+    are ids that end a text: nothing is drafted or chosen behind one.
     `ahead` in its methods are the draft tokens before the row in question.
     """
 
-    def __init__(self, params: SamplingParams, width: int, tokens: Sequence[int] | TokenIds = ()):
+    def __init__(
+        self,
+        params: SamplingParams,
+        width: int,
+        tokens: Sequence[int] | TokenIds = (),
+        *,
+        ends: Collection[int] = (),
+    ) -> None:
         self.params = params
         self.width = width
+        self.ends = frozenset(ends)
         # Another length, another stream: a seed that is used for each turn repeats no turn's draws.
         self.rng = np.random.default_rng(
             None if params.seed is None else (params.seed, len(tokens))

@@ -61,7 +61,8 @@ def require_drafted(texts: Iterable[Text]) -> None:
 def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
     """The share of the target's tokens, of ids below `width`, that a drafter would have named.
 
-    The first token of an answer doesn't count, since it is never drafted. Raises ConfigError as
+    The first token of an answer doesn't count, since it is never drafted. One that the drafter
+    doesn't have is never fed to it, and nothing is named behind it. Raises ConfigError as
     `require_drafted` does.
     """
     require_drafted(texts)
@@ -71,12 +72,14 @@ def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
         session.rollback(0)
         if len(text.answer) < 2:
             continue
-        session.forward(text.prompt)
+        if prompt := [token for token in text.prompt if token < session.vocab_size]:
+            session.forward(prompt)
         # One at a time, as when drafting: a drafter may make use of what it has read so far.
         for token, following in pairwise(text.answer):
-            row = session.forward([token])[0]  # (V,)
-            right += sampler.argmax(row, model=session.name) == following
             count += 1
+            if token < session.vocab_size:
+                row = session.forward([token])[0]  # (V,)
+                right += sampler.argmax(row, model=session.name) == following
     session.rollback(0)
     return right / count
 

@@ -6,7 +6,7 @@ from the target alone. Pure numpy, no session, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,41 +61,57 @@ NO_DRAFT = Draft()
 class Verdict:
     """The first `num_accepted` draft tokens stand; `next_token` follows them.
 
-    It is the *bonus* when every draft token was accepted, else the *recovered* token.
+    It is the *bonus* when every draft token was accepted, else the *recovered* token. Behind an
+    accepted token that ends the text nothing is chosen, and it is None.
     """
 
     num_accepted: int
-    next_token: int
+    next_token: int | None
+
+    def tokens(self, draft: Draft) -> tuple[int, ...]:
+        """What a round brings: the draft tokens that stand, and what follows them."""
+        follows = () if self.next_token is None else (self.next_token,)
+        return (*draft.tokens[: self.num_accepted], *follows)
 
 
-def verify_choices(draft_tokens: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+def verify_choices(
+    draft_tokens: Sequence[int], choose: Callable[[int], int], ends: Collection[int] = ()
+) -> Verdict:
     """Accept draft tokens while they are what the target itself chooses.
 
     `choose(i)` is the target's own token at row i, given the draft tokens before i: its argmax, or
     a draw whose noise depends on the position alone. It is asked for no row behind the first
-    disagreement.
+    disagreement, nor behind one of `ends`, which end the text.
     """
     for i, token in enumerate(draft_tokens):
         chosen = choose(i)
         if chosen != token:
             return Verdict(i, chosen)
+        if token in ends:
+            return Verdict(i + 1, None)
     return Verdict(len(draft_tokens), choose(len(draft_tokens)))
 
 
 def verify_rejection(
-    draft: Draft, target_probs: Callable[[int], Categorical], rng: np.random.Generator
+    draft: Draft,
+    target_probs: Callable[[int], Categorical],
+    rng: np.random.Generator,
+    ends: Collection[int] = (),
 ) -> Verdict:
     """Speculative sampling (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, 2302.01318).
 
     Draft token x stands with probability min(1, target_probs[x] / draft_probs[x]). At the first
     that doesn't, the recovered token comes from max(0, target_probs - draft_probs), normalised.
-    `target_probs(i)` is row i of (k+1, V); rows behind the first rejection are never asked for.
+    `target_probs(i)` is row i of (k+1, V); rows behind the first rejection, or behind one of
+    `ends`, which end the text, are never asked for.
     """
     for i, token in enumerate(draft.tokens):
         target = target_probs(i)
         drafted = draft.probs[i] if draft.probs is not None else Categorical.point(token)
         if rng.random() * drafted.prob(token) >= target.prob(token):
             return Verdict(i, residual(target, drafted).draw(rng))
+        if token in ends:
+            return Verdict(i + 1, None)
     return Verdict(len(draft), target_probs(len(draft)).draw(rng))
 
 

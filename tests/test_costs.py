@@ -341,6 +341,7 @@ def first_number(text: bytes, number: bytes) -> bytes:
         lambda text: first_number(text, b"1e400"),
         lambda text: text.replace(b'"seconds": [0', b'"seconds": ["a", 0'),
         lambda text: text.replace(b"abc", b"abd"),
+        lambda text: b"[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_no_file(key: dict[str, Any], damage: Callable[[bytes], bytes]) -> None:

@@ -12,11 +12,12 @@ from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
-from edgespec.errors import ConfigError
-from edgespec.planner import FixedPlanner, Outcome
+from edgespec.errors import ConfigError, ModelError
+from edgespec.planner import MOST, FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
-from edgespec.session import CachedSession, Logits, TokenBuffer
+from edgespec.session import CachedSession, Logits, TokenBuffer, TokenIds
 from edgespec.text import TextStream
+from edgespec.verify import Draft
 
 VOCAB = 16
 LETTERS = [bytes([97 + i]) for i in range(VOCAB)]
@@ -43,7 +44,7 @@ def run(
     for step in decode(
         target,
         tokens,
-        sampler=Sampler(params, len(pieces), prompt),
+        sampler=Sampler(params, len(pieces), prompt, ends=stop_ids),
         planner=FixedPlanner([d.name for d in drafters], lookahead),
         drafters={d.name: d for d in drafters},
         cut=stream.cut,
@@ -121,6 +122,75 @@ def test_an_end_token_in_an_accepted_draft_cuts_the_round() -> None:
         assert (got, rounds[-1].finish_reason) == (until, "end")
         assert text == b"".join(LETTERS[t] for t in until).decode()
         assert session.cache == [*PROMPT, *until][:-1]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection", "reproducible"])
+@pytest.mark.parametrize("by", ["model", "lookup"])
+def test_nothing_is_asked_of_the_text_behind_its_end(rule: str, by: str) -> None:
+    """As of a grammar: it allows nothing there, and in plain decoding it is never asked."""
+    end = 9
+
+    def grammar(row: Logits, past: TokenIds) -> Logits:
+        assert end not in past[len(prompt) :].tolist()
+        written = len(past) - len(prompt)
+        mask = np.full(VOCAB, -np.inf, np.float32)
+        mask[[5, 6, end][min(written, 2)]] = 0
+        return np.where(mask == 0, row, mask)
+
+    prompt = [1, 5, 6, end, 3, 7, 5, 6, end, 4]
+    params = SamplingParams(
+        temperature=0.0 if rule == "greedy" else 1.0,
+        rule=None if rule == "greedy" else rule,  # type: ignore[arg-type]
+        seed=1,
+        steps=(grammar,),
+    )
+    drafter: Drafter = model_drafter() if by == "model" else LookupDrafter(1, 2)
+    got, _, rounds = run(
+        FakeSession(VOCAB), [drafter], 6, prompt=prompt, params=params, stop_ids=[end]
+    )
+    assert got == [5, 6] and rounds[-1].finish_reason == "end"
+    last = rounds[-1]
+    assert (last.drafted, last.accepted, last.rejected) == (2, 2, False)
+    assert last.origins == ("accepted",)  # the end itself is no text
+
+
+def test_what_was_drafted_behind_the_end_was_not_rejected() -> None:
+    class Beyond(LookupDrafter):
+        def propose(self, *args: object, **kwargs: object) -> Draft:
+            return Draft((6, 9, 7, 8), None, "lookup")
+
+    target = ScriptSession([5, 6, 9, 1], len(PROMPT), VOCAB)
+    _, _, rounds = run(target, [Beyond()], 4, stop_ids=[9])
+    assert (rounds[-1].drafted, rounds[-1].accepted, rounds[-1].rejected) == (4, 2, False)
+
+
+def test_a_drafter_that_fails_leaves_the_answer_to_the_target() -> None:
+    plain, _, _ = run(FakeSession(VOCAB))
+    for params in (GREEDY, SamplingParams(temperature=1.0, seed=3)):
+        session = FakeSession(VOCAB, name="small")
+        drafter = ModelDrafter(fake_model(session))
+        session.poison = float("nan")
+        got, _, rounds = run(FakeSession(VOCAB), [drafter], 3, params=params)
+        assert not sum(step.drafted for step in rounds) and "small" in drafter.failed
+        assert len(session.passes) == 1  # it isn't asked again in this answer
+        assert params != GREEDY or got == plain
+        session.poison = None
+        got, _, rounds = run(FakeSession(VOCAB), [drafter], 3, params=params)
+        assert sum(step.drafted for step in rounds) and not drafter.failed
+
+
+def test_what_a_drafter_drew_before_it_failed_is_checked() -> None:
+    class Fails(FakeSession):
+        def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
+            if len(self.passes) == 2:
+                raise ModelError("the small one failed")
+            return super().forward(tokens, num_logits)
+
+    drafter = ModelDrafter(fake_model(Fails(VOCAB)))
+    got, _, rounds = run(FakeSession(VOCAB), [drafter], 3)
+    assert got == run(FakeSession(VOCAB))[0]
+    assert [step.drafted for step in rounds[:3]] == [0, 2, 0]
+    assert drafter.failed == "the small one failed"
 
 
 def test_a_stop_string_over_accepted_and_bonus_tokens() -> None:
@@ -278,6 +348,12 @@ def test_a_fixed_plan_names_a_drafter_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"no drafter 'model' \(it has: lookup\)"):
         planner = FixedPlanner(["model"], 2)
         planner.draft({"lookup": LookupDrafter()}, tokens.view, 5, Sampler(GREEDY, VOCAB))
+
+
+def test_a_lookahead_too_long_for_its_rows_is_refused() -> None:
+    assert FixedPlanner(["lookup"], MOST)
+    with pytest.raises(ConfigError, match=f"at most {MOST}, not {MOST + 1}"):
+        FixedPlanner(["lookup"], MOST + 1)
 
 
 def test_planners_see_no_padding() -> None:

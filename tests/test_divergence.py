@@ -160,8 +160,8 @@ def test_sampled_text_of_another_distribution(fault: str, monkeypatch: pytest.Mo
         real = verify_module.verify_rejection
         monkeypatch.setattr(
             "edgespec.decode.verify_rejection",
-            lambda draft, rows, rng: real(
-                draft, lambda i: rows(max(0, i - (i == len(draft)))), rng
+            lambda draft, rows, rng, ends: real(
+                draft, lambda i: rows(max(0, i - (i == len(draft)))), rng, ends
             ),
         )
     report = compare(opener(lookahead=1), PROMPTS, sampling=FULL, max_tokens=32, repeats=8)

@@ -696,6 +696,11 @@ def test_acceptance_is_the_chance_of_a_draft_token() -> None:
     assert acceptance(other, texts, 16) == right / (3 * 89)
     assert 0.1 < right / (3 * 89) < 0.9
     assert other.length == 0
+    # A drafter with fewer tokens isn't given those that it lacks, and names nothing behind them.
+    fewer = FakeSession(14)
+    texts = [Text((1, 15, 2), (3, 4, 15, 5, 6))]
+    acceptance(fewer, texts, 16)
+    assert [fed for fed, _ in fewer.passes] == [2, 1, 1, 1]
     for ended in ([], [Text((1,), (2,)), Text((1,), ())]):  # nothing that is ever drafted
         with pytest.raises(ConfigError, match=r"end with their first token.*--prompts"):
             acceptance(other, ended, 16)

@@ -119,6 +119,7 @@ class Remembering:
         self._known: dict[tuple[int, tuple[int, ...]], Categorical] = {}
 
     chooses = False
+    ends = frozenset[int]()
 
     def distribution(
         self, row: Logits, ahead: Sequence[int] = (), *, model: str = ""
@@ -173,7 +174,7 @@ class Speculation:
         verdict = self.verify(rows, draft)
         self.drafted += len(draft) > 0
         self.accepted += verdict.num_accepted > 0
-        self.sampler.commit((*draft.tokens[: verdict.num_accepted], verdict.next_token))
+        self.sampler.commit(verdict.tokens(draft))
 
     def propose(self, past: tuple[int, ...]) -> Draft:
         if self.drafter is None:  # a guess with no distribution, wrong half of the time

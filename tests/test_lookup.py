@@ -53,7 +53,12 @@ def test_it_finds_what_a_search_finds(
         del tokens[max(1, len(tokens) - back) :]
         tokens += new
         expected = search(tokens, max_tokens, smallest, smallest + more)
-        assert propose(drafter, tokens, max_tokens) == expected
+        ids = np.array(tokens, np.int32)
+        guess = drafter.propose(ids, max_tokens, SAMPLER)
+        assert list(guess.tokens) == expected
+        # However the text came to be what it is.
+        anew = LookupDrafter(smallest, smallest + more).propose(ids, max_tokens, SAMPLER)
+        assert guess.confidence == anew.confidence
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.data())
@@ -95,6 +100,12 @@ def test_a_long_match_counts_its_whole_length() -> None:
     assert confidence(60) == LONGEST_MATCH
     again = LookupDrafter().propose(np.array([7] * 30, np.int32), 2, SAMPLER)
     assert again.confidence == (29.0, 30.0)  # it may run into what it copies
+
+
+def test_a_guess_ends_with_the_token_that_ends_the_text() -> None:
+    text = np.array([1, 2, 3, 9, 4, 1, 2], np.int32)
+    guess = LookupDrafter().propose(text, 5, Sampler(GREEDY, 1000, ends={9}))
+    assert (guess.tokens, guess.confidence) == ((3, 9), (2.0, 3.0))
 
 
 def test_nothing_to_go_by() -> None:
@@ -166,7 +177,8 @@ def test_a_guess_that_was_otherwise_before_is_unsure() -> None:
     assert confidence("ab1cab2dab2eab") == (2.0, 3.0, 4.0)  # the same twice: sure again
     # Taken back and read anew, the index is what it would have been.
     drafter = LookupDrafter()
-    drafter.propose(letters("ab1cab2dab1eab"), 3, SAMPLER)
+    for end in range(1, 15):
+        drafter.propose(letters("ab1cab2dab1eab"[:end]), 3, SAMPLER)
     assert drafter.propose(letters("ab1cab1dab"), 3, SAMPLER).confidence == confidence("ab1cab1dab")
 
 

@@ -275,6 +275,16 @@ def test_a_drafter_without_the_only_token_left_drafts_nothing(token: int) -> Non
     assert guess.tokens == ((token,) * 3 if token < V else ())
 
 
+def test_nothing_is_drawn_behind_a_token_that_ends_the_text() -> None:
+    drafter, session = begun(30)
+    drawn = drafter.propose(text(30), 6, SAMPLER).tokens
+    passes = len(session.passes)
+    at = next(i for i, token in enumerate(drawn) if token not in drawn[:i] and i)
+    again = drafter.propose(text(30), 6, Sampler(GREEDY, V, ends={drawn[at]}))
+    assert again.tokens == drawn[: at + 1]
+    assert len(session.passes) == passes + at + 1
+
+
 def test_a_step_may_bring_back_a_token_that_the_drafter_lacks() -> None:
     """It is a guess like any other, behind which the drafter can't go on."""
 

@@ -166,7 +166,7 @@ def test_plain_rounds_are_seen_while_drafting_for_half_a_percent_of_the_time() -
 class Asked:
     """A model drafter that owes a given number of tokens and would stand every time."""
 
-    name, free = "model", False
+    name, free, failed = "model", False, ""
 
     def __init__(self, owed: int) -> None:
         self.owed, self.sizes = owed, list[int]()
@@ -695,6 +695,38 @@ def test_a_round_in_which_the_program_was_held_up_hardly_counts() -> None:
         seconds = 2000 * plain if k == 50 else plain
         planner.observe(Outcome(draft, 0, 0, 0.0, seconds, 91 + k, np.zeros((1, 4), np.float32)))
     assert planner.status().gain == pytest.approx(1.0, abs=0.1)
+
+
+def test_the_first_answer_behind_a_long_text_is_measured_by_what_plain_costs_there() -> None:
+    planner = AdaptivePlanner(quick_costs())
+    planner.begin(8000)
+    seconds = 6 * planner.costs.seconds("check", 1, 100)
+    for k in range(6):
+        planner.draft({}, text_of(8001 + k), 1000, Sampler(GREEDY, 4))
+        rows = np.zeros((1, 4), np.float32)
+        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0, seconds, 8001 + k, rows))
+    assert planner.status().gain == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_model_that_has_no_guess_is_soon_left_alone() -> None:
+    class Mute(Asked):
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
+            self.sizes.append(0)
+            return NO_DRAFT
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Mute(1)
+    planner.begin(50)
+    asked = []
+    for k in range(400):
+        length, before = 51 + k, len(drafter.sizes)
+        draft = planner.draft({"model": drafter}, text_of(length), 1000, Sampler(GREEDY, 4))
+        assert not draft
+        seconds = planner.costs.seconds("check", 1, length)
+        rows = np.zeros((1, 4), np.float32)
+        rows[:, 0] = 9.0  # the target is sure of itself: else it would be worth asking
+        planner.observe(Outcome(draft, 0, 0, 0.1 * seconds, seconds, length, rows))
+        asked.append(len(drafter.sizes) - before)
+    assert sum(asked[:100]) > 0 and sum(asked[100:]) <= 30
 
 
 def test_the_gain_is_that_of_the_answer() -> None:

@@ -94,6 +94,7 @@ class Guesses:
 
     name = "guesses"
     free = False
+    failed = ""
 
     def __init__(self, salt: int) -> None:
         self._salt = salt
@@ -213,7 +214,7 @@ def decode_checked(
     for step in decode(
         CachedSession(session),
         tokens,
-        sampler=Sampler(params, V, case.prompt),
+        sampler=Sampler(params, V, case.prompt, ends=case.stop_ids),
         planner=planner_of(drafters, lookahead),
         drafters={d.name: d for d in drafters},
         cut=stream.cut,

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ from edgespec.errors import (
     NumericalError,
     RegistryError,
 )
-from edgespec.generation import Engine, Generation, _Answer
+from edgespec.figures import as_json, summary
+from edgespec.generation import Engine, Generation, Result, _Answer
+from edgespec.metrics import Counters
 from edgespec.native_use import NativeUse, call_holding
 from edgespec.opening import find_files
-from edgespec.planner import FixedPlanner
+from edgespec.planner import FixedPlanner, PlannerStatus
 from edgespec.registry import ModelSpec, user_models_file
 from edgespec.sampling import GREEDY, SamplingParams
 from edgespec.session import CancelFlag
@@ -966,3 +969,27 @@ def test_a_planner_for_one_answer(tiny: Path) -> None:
             counters = answer.result.counters
             rates.append(counters.drafted / counters.rounds)
         assert rates == [1, 3, 1]
+
+
+def test_a_drafter_that_failed_is_told_with_the_answer() -> None:
+    session = FakeSession(VOCAB, bias=LETTERS, name="small")
+    with make(drafter=session) as runtime:
+        plain = runtime.generate([5, 6, 7], GREEDY, max_tokens=9, planner=FixedPlanner((), 0))
+        assert plain.result.tokens
+        session.poison = float("inf")
+        result = runtime.generate([5, 6, 7], GREEDY, max_tokens=9).result
+        assert result.tokens == plain.result.tokens
+        (note,) = result.notes
+        assert note.startswith("model stopped drafting in this answer: small ")
+        session.poison = None
+        assert not runtime.generate([5, 6, 7], GREEDY, max_tokens=9).result.notes
+
+
+def test_figures_name_the_lookahead_and_what_failed() -> None:
+    counters = Counters(prompt_tokens=9, rounds=2, decode_seconds=0.5, ttft_seconds=0.1)
+    counters.add_draft("model", 3, 2, rejected=True)
+    result = Result("a", (1,), ("plain",), "end", counters, (), ("model stopped drafting: NaN",))
+    status = PlannerStatus("model", 3, False, "it pays", 1.2)
+    assert " · lookahead 3 of late\nnote: model stopped drafting: NaN" in summary(result, status)
+    assert "lookahead" not in summary(result, replace(status, parked=True))
+    assert as_json(result)["notes"] == ["model stopped drafting: NaN"]

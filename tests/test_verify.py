@@ -87,6 +87,25 @@ def test_no_row_behind_the_first_rejection_is_asked_for() -> None:
     assert (verdict, asked) == (Verdict(1, 1), [0, 1])
 
 
+def test_nothing_is_chosen_behind_a_token_that_ends_the_text() -> None:
+    sure = dense(0, 1)
+    draft = Draft((1, 1, 1), (sure, sure, sure))
+    asked: list[int] = []
+
+    def row(i: int) -> Categorical:
+        asked.append(i)
+        return sure
+
+    verdict = verify_rejection(draft, row, np.random.default_rng(0), {1})
+    assert (verdict, asked, verdict.tokens(draft)) == (Verdict(1, None), [0], (1,))
+    asked.clear()
+    verdict = verify_choices((4, 1, 4), lambda i: (asked.append(i), (4, 1, 4, 4)[i])[1], {1})
+    assert (verdict, asked) == (Verdict(2, None), [0, 1])
+    # A rejected draft token ends nothing, and what replaces it is the last anyway.
+    assert verify_choices((1, 4), lambda i: 4, {1}) == Verdict(0, 4)
+    assert verify_choices((4, 4), lambda i: 1, {1}) == Verdict(0, 1)
+
+
 def test_choices_are_accepted_while_they_agree() -> None:
     own = [4, 5, 6, 7]
     for drafted, expected in (

@@ -24,10 +24,13 @@ class Drafter(Protocol):
         name: how figures and options call it.
         free: whether a guess costs next to nothing, so that it may be had just to be judged, and
             used in part. Nothing is drawn for it: its drafts have no `probs`.
+        failed: why it has no more guesses in this answer, in a sentence; empty where nothing went
+            wrong. The target goes on without it.
     """
 
     name: str
     free: bool
+    failed: str
 
     def begin(self, length: int) -> None:
         """An answer begins, behind a prompt of `length` tokens."""
@@ -42,7 +45,8 @@ class Drafter(Protocol):
         *,
         near: bool = False,
     ) -> Draft:
-        """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)).
+        """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)), none
+        of them behind one of `sampler.ends`.
 
         Returns an empty draft when it has none. `go_on` can end the draft early. `near`: that it
         knows the nearest part of the text is enough, where it can do with less.

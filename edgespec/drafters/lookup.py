@@ -32,6 +32,7 @@ class LookupDrafter:
 
     name = "lookup"
     free = True
+    failed = ""
 
     def __init__(self, min_ngram: int = 2, max_ngram: int = 8) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -71,7 +72,9 @@ class LookupDrafter:
         period = len(tokens) - start
         while len(followed) < max_tokens:
             followed.append(followed[len(followed) - period])
-        confidence = [float(matched + i) for i in range(max_tokens)]
+        end = next((i for i, token in enumerate(followed, 1) if token in sampler.ends), max_tokens)
+        del followed[end:]
+        confidence = [float(matched + i) for i in range(end)]
         if not agreed:
             confidence[0] = 1.0
         return Draft(tuple(followed), None, self.name, tuple(confidence))
@@ -105,10 +108,14 @@ class LookupDrafter:
         return longest - 1 - int(differ[-1]) if len(differ) else longest
 
     def _sync(self, tokens: TokenIds) -> None:
-        """Make the index that of `tokens`, which mostly means to add the newest few."""
+        """Make the index that of `tokens`, which mostly means to add the newest few.
+
+        Where more are new than old it is built anew, which takes a sixth of the time for each.
+        """
         try:
             gone = len(self._ids) - common_prefix(self._ids.view, tokens)
-            if not len(self._ids) or gone > len(self._replaced):
+            kept = len(self._ids) - gone
+            if gone > len(self._replaced) or len(tokens) - kept > kept:
                 self._build(tokens)
                 return
             for _ in range(gone):
@@ -148,7 +155,8 @@ class LookupDrafter:
         guess, which the target rejects like any other.
         """
         key, keys = 0, []
-        for token, weight in zip(self._ids.view[: -self._max - 1 : -1].tolist(), self._weights):
+        newest = self._ids.view[: -self._max - 1 : -1].tolist()
+        for token, weight in zip(newest, self._weights, strict=False):
             key = (key + (token + 1) * weight) & _MASK
             keys.append(key)
         return keys[self._min - 1 :]

@@ -18,7 +18,7 @@ import numpy as np
 from edgespec.categorical import Categorical
 from edgespec.confidence import top2_gap
 from edgespec.drafters import GoOn
-from edgespec.errors import NothingLeft
+from edgespec.errors import ModelError, NothingLeft
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Model, TokenBuffer, TokenIds
 from edgespec.verify import NO_DRAFT, Draft
@@ -51,6 +51,7 @@ class ModelDrafter:
 
     def __init__(self, model: Model, reads: int = READS) -> None:
         self.model = model
+        self.failed = ""
         self._cache = CachedSession(model.session)
         self._at = TokenBuffer()
         self._reads = min(reads, model.session.context_size // 2)
@@ -62,6 +63,7 @@ class ModelDrafter:
 
     def begin(self, length: int) -> None:
         """See `Drafter.begin`."""
+        self.failed = ""
         self._prompt = length
         self._asked = None
 
@@ -75,6 +77,8 @@ class ModelDrafter:
         near: bool = False,
     ) -> Draft:
         """See `Drafter.propose`."""
+        if self.failed:
+            return NO_DRAFT
         kept, missing = self._to_read(tokens, near)
         if not len(missing) or missing[-1] != len(tokens) - 1:
             return NO_DRAFT  # it doesn't know the newest token
@@ -94,19 +98,24 @@ class ModelDrafter:
         confidence: list[float] = []
         while True:
             self._at.extend(missing)
-            row = self._cache.forward(pending)[0]  # (V,)
             try:
+                row = self._cache.forward(pending)[0]  # (V,)
                 token, dist = sampler.pick(
                     row, drafted, len(tokens) + len(drafted), model=self._cache.name
                 )
             except NothingLeft:  # of its tokens; the target may have others
                 break
+            except ModelError as error:  # what was drawn before is as good as ever
+                self.failed = str(error)
+                break
             drafted.append(token)
             if dist is not None:
                 probs.append(dist)
             confidence.append(top2_gap(row[: sampler.width]))
-            if len(drafted) == max_tokens or token >= self._cache.session.vocab_size:
+            if len(drafted) == max_tokens or token in sampler.ends:
                 break
+            if token >= self._cache.session.vocab_size:
+                break  # it can't read it
             if go_on and not go_on(token, confidence[-1]):
                 break
             pending = [token]
