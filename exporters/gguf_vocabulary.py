@@ -74,6 +74,8 @@ def read_vocabulary(checkpoint: Checkpoint, rows: int) -> Vocabulary:
     Raises ExportError where it has none, or one of a kind that llama.cpp can't reproduce.
     """
     description = checkpoint.json("tokenizer.json") or _from_parts(checkpoint)
+    if description is not None:  # what training left: texts are read whole, and as they are
+        description = {**description, "truncation": None, "padding": None}
     spm_file = checkpoint.path / "tokenizer.model"
     if description is None and not spm_file.is_file():
         raise ExportError(

@@ -327,6 +327,21 @@ def test_vocab_and_merges_without_tokenizer_json(tmp_path: Path) -> None:
         exported(folder, overwrite=True)
 
 
+def test_a_tokenizer_that_cuts_and_fills_up_texts(tmp_path: Path) -> None:
+    """As training scripts leave it in tokenizer.json; llama.cpp has nothing of the kind."""
+    tokenizer = tiny.byte_level_tokenizer() | {
+        "truncation": {
+            "direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": None,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "!",
+        },
+    }  # fmt: skip
+    result = exported(tiny.write_checkpoint(tmp_path / "m", tokenizer=tokenizer))
+    assert result.parity["ids"]["equal"] is True
+
+
 @pytest.mark.parametrize("adds_space", [True, False])
 @pytest.mark.parametrize("files", ["model and json", "json only"])
 def test_sentencepiece(adds_space: bool, files: str, tmp_path: Path) -> None:

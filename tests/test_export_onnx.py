@@ -594,6 +594,30 @@ def test_a_tokenizer_of_a_newer_transformers(
 
 
 @with_extra
+def test_a_tokenizer_that_cuts_and_fills_up_texts_is_the_same(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """As training scripts leave it in tokenizer.json; the runtime doesn't either."""
+    import shutil
+
+    from edgespec.exporters import onnx_text
+
+    folder = tmp_path / "trained"
+    shutil.copytree(checkpoint().path, folder)
+    written = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    written["truncation"] = {
+        "direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    written["padding"] = {
+        "strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<|endoftext|>",
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    tokenizer = onnx_text.load(Checkpoint.open(folder))
+    onnx_text.check(folder, tokenizer, onnx_text.probe_ids(tokenizer))
+
+
+@with_extra
 def test_a_window_on_the_wrong_layer_is_refused(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

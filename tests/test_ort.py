@@ -489,6 +489,42 @@ def test_a_token_in_front_of_each_text(
     assert tokenizer.bos_id not in tokenizer.encode("hello")  # whoever wants it adds it, once
 
 
+@pytest.mark.parametrize(
+    ("ends", "named", "stops"),
+    [
+        (["<|end|>"], [], ["<|end|>"]),
+        (["<|end|>", "<|return|>"], [], ["<|end|>", "<|return|>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], [], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], [], ["<|calls|>", "<|flush|>"]),
+        (["<|return|>", "<|call|>", "<|end|>"], [2], ["<|return|>", "<|call|>", "<|end|>"]),
+    ],
+)
+def test_an_answer_does_not_end_with_its_thoughts(
+    ends: list[str], named: list[int], stops: list[str], tmp_path: Path
+) -> None:
+    """named: which of them the configuration names."""
+    folder = write_tiny_onnx(tmp_path)
+    written = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    first = 20
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    written["added_tokens"] += [
+        {"id": first + i, "content": text, "special": True, **flags} for i, text in enumerate(ends)
+    ]
+    vocab = written["model"]["vocab"]
+    numbers = {number: text for text, number in vocab.items()}
+    for i, text in enumerate(ends):
+        del vocab[numbers[first + i]]
+        vocab[text] = first + i
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    about = {"eos_token_id": [first + i for i in named]}
+    (folder / "generation_config.json").write_text(json.dumps(about))
+    found = onnx_folder.find(folder)
+    assert found is not None
+    tokenizer = OnnxTokenizer(found, len(spm_vocabulary()[0]))
+    names = {i: text for text, i in tokenizer.control_tokens.items()}
+    assert {names[i] for i in tokenizer.stop_ids} - {"</s>"} == set(stops)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
 def test_junk_in_the_files_beside_a_graph(name: str, tmp_path: Path) -> None:
     folder = write_tiny_onnx(tmp_path)

@@ -20,10 +20,13 @@ from edgespec.errors import ModelFormatError
 _ENDS = frozenset(
     (
         "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>",
-        "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<|endofturn|>",
-        "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "[EOT]", "</s>",
+        "<|calls|>", "<|flush|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>",
+        "<|endofturn|>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "[EOT]", "</s>",
     )
 )  # fmt: skip
+# Beside these `<|end|>` ends the part of an answer with the thoughts (gpt-oss, Solar Open).
+_PARTS = "<|end|>"
+_WHOLE = (frozenset(("<|return|>", "<|call|>")), frozenset(("<|calls|>", "<|flush|>")))
 _TAG = "</s>"  # also a tag of HTML, which some vocabularies (Gemma's) list as plain text
 
 
@@ -139,6 +142,9 @@ def _stop_ids(
         named |= {i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int)}
     yield from named
     ends = _ENDS if named else _ENDS | {_text(settings.get("eos_token"))}
+    texts = {entry["content"] for entry in added.values()}
+    if any(whole <= texts for whole in _WHOLE):
+        ends -= {_PARTS}
     for i, entry in added.items():
         tag = entry["content"] == _TAG and named and not entry.get("special")
         if entry["content"] in ends and not tag:
