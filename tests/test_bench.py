@@ -796,6 +796,18 @@ def test_the_table_says_when_texts_differ(tmp_path: Path) -> None:
     assert behind
     behind.difference = {"token": 1, "explained": False}  # behind a long text it counts too
     assert any(line.startswith("NOT EXACT: 1 of 6") for line in table.lines(results))
+    behind.difference = None
+    told = "peer<i>: 0 of 6 texts are plain's (another program rounds otherwise); its speeds"
+    for explained in (False, True):
+        for trial in results.trials:
+            theirs = trial.answer("peer<i>/draft-1")
+            assert theirs
+            theirs.difference = {"token": 1, "explained": explained}
+        lines = list(table.lines(results))
+        assert any(line.startswith(told) for line in lines)
+        assert not any("NOT EXACT" in line for line in lines)
+        assert "*" not in "".join(lines)  # a star says that rounding was measured
+        assert escape(told) in report.render(results)
     results.trials.clear()
     assert not any("plain's text" in line for line in table.lines(results))
     assert "nothing was measured yet" in list(table.lines(results))

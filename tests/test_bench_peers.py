@@ -83,6 +83,7 @@ def test_a_first_check_behind_the_prompt_is_no_decoding(
     answer = models.answer(setting, [1, 2], 20)
     assert answer["tokens"] == list(range(1, 12))
     assert answer["first_tokens"] == firsts
+    assert [count for _, count in answer["arrivals"]] == batches  # a check's tokens come together
     assert answer.get("rounds") == rounds
 
 
@@ -263,6 +264,36 @@ def test_llama_cpp_python_has_the_targets_layers(
         peer.Models(request)
     gpu[0] = True
     assert peer.Models(request)._models["plain"][1]["n_gpu_layers"] == 999
+
+
+def test_tokens_of_one_pass_of_llama_cpp_python_come_together(script: Any) -> None:
+    class Llama:
+        """Hands out one token at a time, several for each pass."""
+
+        def eval(self, tokens: list[int]) -> None:
+            self.passes.append(tokens)
+
+        def generate(self, ids: list[int], **_: object) -> Iterator[int]:
+            token = 0
+            for count in (1, 3, 1, 4):
+                self.eval([token])
+                for _ in range(count):
+                    token += 1
+                    yield token
+
+        def reset(self) -> None:
+            self.passes: list[list[int]] = []
+
+        def detokenize(self, tokens: list[int]) -> bytes:
+            return bytes(tokens)
+
+    models = object.__new__(script("llama_cpp_python").Models)
+    models._models, models._stop = {"lookup-2": Llama()}, frozenset([9])
+    for _ in range(2):
+        answer = models.answer("lookup-2", [1, 2], 20)
+        assert [count for _, count in answer["arrivals"]] == [1, 3, 1, 3]
+        assert (answer["tokens"], answer["finish_reason"]) == (list(range(1, 9)), "end")
+        assert models._models["lookup-2"].passes == [[0], [1], [4], [5]]
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(

@@ -55,8 +55,11 @@ class Timed:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     ended: bool = False
 
-    def add(self, tokens: Iterable[int]) -> bool:
-        """Take what came; False once the text has ended."""
+    def add(self, tokens: Iterable[int], *, joins: bool = False) -> bool:
+        """Take what came; False once the text has ended.
+
+        With `joins` it is of the same pass as what came before, and so arrives with that.
+        """
         new = 0
         for token in tokens:
             if token in self.stop_ids:
@@ -64,6 +67,8 @@ class Timed:
                 break
             self.tokens.append(int(token))
             new += 1
+        if joins:
+            new += self.arrivals.pop()[1]
         self.arrivals.append((round(perf_counter() - self.began, 6), new))
         return not self.ended
 

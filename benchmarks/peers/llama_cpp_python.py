@@ -6,6 +6,7 @@ on a GPU and 2 on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from common import Answer, Request, Timed, chosen, layers_on_gpu, main, versions
@@ -27,8 +28,19 @@ class Models:
         model = self._models[setting]
         model.reset()
         timed = Timed(self._stop)
+        passes = seen = 0
+        evaluate = type(model).eval
+
+        def counted(tokens: Sequence[int]) -> None:
+            nonlocal passes
+            passes += 1
+            evaluate(model, tokens)
+
+        model.eval = counted  # what comes without a pass is of the check before
         for token in model.generate(ids, temp=0.0, top_k=1, reset=True):
-            if not timed.add([token]) or len(timed.tokens) == max_tokens:
+            goes_on = timed.add([token], joins=passes == seen)
+            seen = passes
+            if not goes_on or len(timed.tokens) == max_tokens:
                 break
         return timed.answer(text=model.detokenize(timed.tokens).decode("utf-8", "replace"))
 

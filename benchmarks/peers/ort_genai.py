@@ -60,16 +60,14 @@ class Models:
         generator = lib.Generator(model, params)
         timed = Timed(self._stop)
         generator.append_tokens(ids)
-        waiting, firsts = 0, 1  # tokens of a check that come in later calls, without a pass
-        rounds = -1  # the first one is the prompt's
+        waiting = 0  # tokens of a check that come in later calls, without a pass
+        rounds = -1  # the first one is the prompt's, behind which it drafts at once
         while len(timed.tokens) < max_tokens and not generator.is_done():
             rounds += not waiting
             generator.generate_next_token()
-            goes_on = timed.add(generator.get_next_tokens().tolist())
+            goes_on = timed.add(generator.get_next_tokens().tolist(), joins=waiting > 0)
             if self._options[setting]:
                 waiting = generator.get_speculative_stats()["tokens_buffered"]
-            if len(timed.arrivals) == 1:
-                firsts += waiting  # it drafts behind the prompt at once
             if not goes_on:
                 break
         if not self._options[setting]:
@@ -79,7 +77,6 @@ class Models:
             drafted=stats["draft_tokens_proposed"],
             accepted=stats["draft_tokens_accepted"],
             rounds=max(0, rounds),
-            first_tokens=firsts,
         )
 
     def _open(self, request: Request, drafter: str | None) -> Any:

@@ -305,7 +305,7 @@ def _method() -> str:
         "turns and repetitions of a prompt are one pair. Intervals are Student's, over the "
         "logarithms of these ratios; they speak of prompts like these on this machine; over "
         f"one text length they are over its repetitions. In the tables, {GAP}; a "
-        "star marks texts that part from plain's at a near-tie which rounding explains. "
+        "star marks edgespec's texts that part from plain's at a near-tie which rounding explains. "
         "llama.cpp's server takes its own times, other programs are timed where their tokens come "
         "out, edgespec where its text does.</p>\n</section>"
     )

@@ -63,7 +63,7 @@ def lines(results: Results) -> Iterator[str]:
 
 
 def verdicts(results: Results, pair: str) -> Iterator[str]:
-    """A sentence for each side whose text isn't plain's everywhere, or one for all."""
+    """A sentence for each side whose text isn't plain's everywhere, or one for all; then peers."""
     own = [side for side in results.sides(pair) if side != PLAIN and "/" not in side]
     counted = {side: found for side in own if (found := texts(results, pair, side)).all}
     if counted and not compares_texts(results, pair):
@@ -85,6 +85,20 @@ def verdicts(results: Results, pair: str) -> Iterator[str]:
             )
     if counted and all(found.same == found.all for found in counted.values()):
         yield "every answer of edgespec has plain's text"
+    yield from _peers_texts(results, pair)
+
+
+def _peers_texts(results: Results, pair: str) -> Iterator[str]:
+    """A sentence for each peer whose speeds are of other texts than plain's, in any setting."""
+    _, peers = split_sides(results.sides(pair))
+    for peer, theirs in peers.items():
+        found = [texts(results, pair, side) for side in theirs]
+        same, total = sum(one.same for one in found), sum(one.all for one in found)
+        if same < total:
+            yield (
+                f"{peer}: {same} of {total} texts are plain's (another program rounds otherwise); "
+                "its speeds are of its own texts"
+            )
 
 
 def wholes(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
@@ -132,7 +146,8 @@ def unlike(results: Results, pair: str) -> Iterator[str]:
 
 def _row_cells(found: Row, compared: bool) -> tuple[str, ...]:
     speed = found.tokens_per_second
-    exact = f"{found.texts.same}/{found.texts.all}" + ("*" if found.texts.explained else "")
+    explained = found.texts.explained and "/" not in found.side  # a peer's rounding isn't known
+    exact = f"{found.texts.same}/{found.texts.all}" + "*" * bool(explained)
     return (
         found.category,
         found.side,
