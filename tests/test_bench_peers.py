@@ -113,7 +113,7 @@ def test_servers_start_when_asked_and_make_room(
 
     monkeypatch.setattr(peer, "Process", Process)
     monkeypatch.setattr(peer, "versions", lambda *_: {})
-    memory = [1000.0]
+    memory: list[float | None] = [1000.0]
     monkeypatch.setattr(peer, "_free_memory", lambda: memory[0])
     for name, size in (("t.gguf", 80), ("d.gguf", 20)):
         (tmp_path / name).write_bytes(b"x" * size)
@@ -146,6 +146,12 @@ def test_servers_start_when_asked_and_make_room(
     servers.answer("plain", [1], 2)
     servers.answer("ngram-mod", [1], 2)
     assert happened == ["end ngram-mod", "end draft-3", "end plain", "start ngram-mod"]
+    del happened[:]
+    memory[0] = None  # nobody tells: one at a time
+    servers.answer("plain", [1], 2)
+    servers.answer("draft-3", [1], 2)
+    servers.answer("draft-3", [1], 2)
+    assert happened == ["end ngram-mod", "start plain", "end plain", "start draft-3"]
     # One that failed, warm or not yet, is ended, and another takes its place.
     memory[0] = 1000.0
     servers.answer("plain", [1], 2)
@@ -158,6 +164,41 @@ def test_servers_start_when_asked_and_make_room(
         servers.answer("plain", [1], 2)
     assert servers.answer("plain", [1], 2)["started"]
     assert happened == ["end plain", "start plain", "end plain", "start plain"]
+
+
+MEMORY = {
+    "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8 kB\n",
+    "proc/self/cgroup": "0::/a/b\n",
+}
+GROUP = {
+    "sys/fs/cgroup/a/memory.max": "6000\n",
+    "sys/fs/cgroup/a/memory.current": "3000\n",
+    "sys/fs/cgroup/a/memory.stat": "anon 900\ninactive_file 500\n",
+    "sys/fs/cgroup/a/b/memory.max": "max\n",
+    "sys/fs/cgroup/a/b/memory.current": "2000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
+        ({"proc/meminfo": MEMORY["proc/meminfo"]}, 8192),
+        (MEMORY, 8192),
+        (MEMORY | GROUP, 3500),
+        (MEMORY | GROUP | {"sys/fs/cgroup/a/memory.max": "60000\n"}, 8192),
+        (MEMORY | GROUP | {"proc/self/cgroup": "4:memory:/a\n"}, 8192),
+        (MEMORY | GROUP | {"sys/fs/cgroup/a/memory.stat": "damaged"}, 8192),
+    ],
+)
+def test_memory_that_can_be_had(
+    script: Any, tmp_path: Path, files: dict[str, str], free: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert script("llama_server")._free_memory(tmp_path) == free
 
 
 @pytest.mark.parametrize(
@@ -366,6 +407,13 @@ def test_a_server_of_ones_own_build(
     }  # fmt: skip
     details = peer.load(request).details
     assert details["versions"] == {"llama-server": "version: 7 (abc)"}
+    monkeypatch.setenv("LLAMA_SERVER_COMMIT", "c0ffee")  # what a build says of itself comes first
+    assert peer.load(request).details["versions"] == details["versions"]
+    text = binary.read_text()
+    binary.write_text(text.replace("version: 7 (abc)", "version: 0 (unknown)"))
+    said = peer.load(request).details["versions"]
+    assert said == {"llama-server": "version: 0 (unknown), of commit c0ffee"}
+    binary.write_text(text)
     (tmp_path / "libggml.so.1").write_bytes(b"another build")
     assert peer.load(request).details["binary"] != details["binary"]
     server = peer.load({**request, "alone": True})

@@ -281,6 +281,21 @@ def test_all_tokens_over_all_time() -> None:
     assert whole(made, "p", "nobody") is None
 
 
+def test_the_turns_of_a_prompt_are_one_speed_in_the_mean() -> None:
+    """As Spec-Bench's evaluation/speed.py takes it: a question's tokens over its seconds."""
+    trials = [
+        Trial("p", prompt, "x", turn, repeat, 9, "", [answer("plain", 4.5),
+              answer("l", seconds, tokens=tokens)])
+        for prompt, turn, repeat, seconds, tokens in (
+            ("a", 0, 0, 0.5, 4), ("a", 1, 0, 3.5, 21), ("a", 0, 1, 1.5, 21), ("b", 0, 0, 1.5, 21),
+        )
+    ]  # fmt: skip
+    found = whole(results(trials, ["plain", "l"]), "p", "l")
+    assert found and found.answers == 4
+    speeds = (25 / 5, 21 / 2, 21 / 2)
+    assert found.mean_ratio == pytest.approx(sum(speeds) / 3 / (21 / 5))
+
+
 def test_only_edgespec_is_judged() -> None:
     """Another program may get slower, and plain decoding on another machine."""
     before, after = measured(10), measured(11)

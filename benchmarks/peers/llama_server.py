@@ -6,7 +6,8 @@ choices when it starts, so each setting is a server of its own, in a process of 
 teams of several servers in one process are more threads than CPUs, and then every barrier of all of
 them sleeps instead of spinning. Servers start when they are first asked, and answer a few tokens of
 another text before the one that is timed. Where memory runs short, those that were asked longest
-ago are ended for it. ngram-mod learns from every answer it gave, so it starts anew for each.
+ago are ended for it; where nobody tells how much is free, one runs at a time. ngram-mod learns from
+every answer it gave, so it starts anew for each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Servers:
         if "draft-" in setting:
             files.append(self._request["drafters"][0])
         needed = 1.25 * sum(Path(file).stat().st_size for file in files)
-        while self._running and _free_memory() < needed:
+        while self._running and not _has_room(needed):
             self._running.pop(next(iter(self._running))).end()
         return Process({**self._request, "settings": [setting], "alone": True})
 
@@ -118,14 +119,43 @@ class Process:
         self._process.stdout.close()
 
 
-def _free_memory() -> float:
-    """Bytes that can be had; without end where the system doesn't tell."""
+def _has_room(needed: float) -> bool:
+    """Whether so many bytes can be had; no where the system doesn't tell."""
+    free = _free_memory()
+    return free is not None and free >= needed
+
+
+def _free_memory(root: Path = Path("/")) -> float | None:
+    """Bytes that can be had, in a container those that it may take; None where nobody tells."""
     try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-    except OSError:
-        return float("inf")
-    amounts = dict(line.split(":", 1) for line in lines)
-    return float(amounts["MemAvailable"].split()[0]) * 1024
+        lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
+        amounts = dict(line.split(":", 1) for line in lines)
+        free = float(amounts["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):
+        return None
+    return min([free, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> Iterator[float]:
+    """What the limit of each control group of this process leaves (Linux, version 2).
+
+    Pages of files that nobody used lately make room.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    base = root / "sys/fs/cgroup"
+    for group in (base / line[3:].strip("/") for line in lines if line.startswith("0::")):
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # "max" is no number
+                limit = float((folder / "memory.max").read_text("utf-8"))
+                used = float((folder / "memory.current").read_text("utf-8"))
+                stat = (folder / "memory.stat").read_text("utf-8").splitlines()
+                unused = dict(line.split() for line in stat).get("inactive_file", 0)
+                yield limit - used + float(unused)
+            if folder == base:
+                break
 
 
 class Server:

@@ -1,7 +1,8 @@
 """llama.cpp's server of your own build: LLAMA_SERVER is its path, else the one on PATH.
 
 The wheel that llama_server.py measures is built for many machines at once; one built here has this
-machine's instructions, as edgespec's llama.cpp has. The same settings, asked in the same way.
+machine's instructions, as edgespec's llama.cpp has. The same settings, asked in the same way. A build
+outside of git doesn't know its commit: LLAMA_SERVER_COMMIT names it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ def load(request: Request) -> Servers | Server:
         return Server(request, Running)
     layers_on_gpu(request, _has_gpu)
     said = subprocess.run([_binary(), "--version"], capture_output=True, text=True, check=True)
-    version = (said.stdout + said.stderr).strip().splitlines()[-2:]
-    details = {"versions": {"llama-server": ", ".join(version)}, "binary": _hash(_binary())}
+    version = ", ".join((said.stdout + said.stderr).strip().splitlines()[-2:])
+    commit = os.environ.get("LLAMA_SERVER_COMMIT")
+    if commit and "unknown" in version:
+        version += f", of commit {commit}"
+    details = {"versions": {"llama-server": version}, "binary": _hash(_binary())}
     return Servers(request, details)
 
 

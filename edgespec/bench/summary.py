@@ -82,8 +82,8 @@ class Texts:
 class Whole:
     """A side's `answers` from request to end, the reading of prompts included.
 
-    `ratio` is tokens per second over plain's; `mean_ratio` that of the means of each answer's
-    tokens per second, as Spec-Bench takes it. None for plain itself.
+    `ratio` is tokens per second over plain's; `mean_ratio` that of the means of each prompt's
+    tokens per second, all of its turns together, as Spec-Bench takes it. None for plain itself.
     """
 
     answers: int
@@ -157,19 +157,22 @@ def compares_texts(results: Results, pair: str) -> bool:
 def whole(results: Results, pair: str, side: str) -> Whole | None:
     """A side's answers to all prompts, beside plain's to the same; None where it gave none."""
     trials = trials_of(results, pair, ALL)
-    both = [(t.answer(side), t.answer(PLAIN)) for t in trials]
-    rates = [
-        (one, two) for mine, base in both if (one := _rate(mine)) and (two := _rate(base))
-    ]  # (tokens, seconds) of each
-    if not rates:
+    conversations: dict[tuple[str, int], list[tuple[_Rate, _Rate]]] = {}
+    for t in trials:
+        one, two = _rate(t.answer(side)), _rate(t.answer(PLAIN))
+        if one and two:
+            conversations.setdefault((t.prompt, t.repeat), []).append((one, two))
+    answers = [both for turns in conversations.values() for both in turns]
+    if not answers:
         return None
-    mine, base = (
-        sum(rate[i][0] for rate in rates) / sum(rate[i][1] for rate in rates) for i in (0, 1)
-    )
+    mine, base = (_together(both[i] for both in answers) for i in (0, 1))
     if side == PLAIN:
-        return Whole(len(rates), mine, None, None)
-    mean, base_mean = (sum(rate[i][0] / rate[i][1] for rate in rates) for i in (0, 1))
-    return Whole(len(rates), mine, mine / base, mean / base_mean)
+        return Whole(len(answers), mine, None, None)
+    mean, base_mean = (
+        fmean(_together(turn[i] for turn in turns) for turns in conversations.values())
+        for i in (0, 1)
+    )
+    return Whole(len(answers), mine, mine / base, mean / base_mean)
 
 
 def speed_logs(trials: Iterable[Trial], side: str, base: str = PLAIN) -> Logs:
@@ -259,7 +262,17 @@ def _texts(answers: Sequence[Answer]) -> Texts:
     return Texts(len(answers) - len(differences), explained, len(differences) - explained)
 
 
-def _rate(answer: Answer | None) -> tuple[int, float] | None:
+_Rate = tuple[int, float]
+"""Tokens, and the seconds that they took."""
+
+
+def _together(rates: Iterable[_Rate]) -> float:
+    """All tokens over all seconds."""
+    tokens, seconds = zip(*rates, strict=True)
+    return float(sum(tokens) / sum(seconds))
+
+
+def _rate(answer: Answer | None) -> _Rate | None:
     if answer is None or answer.ttft_seconds is None or answer.decode_seconds is None:
         return None
     seconds = answer.ttft_seconds + answer.decode_seconds
