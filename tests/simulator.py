@@ -25,6 +25,8 @@ from edgespec.verify import NO_DRAFT, Draft
 
 Array = npt.NDArray[Any]
 LONGEST = 32
+LOOKAHEADS = (*range(13), 16, 20, 24, LONGEST - 1)
+"""What the best fixed choice is looked for among."""
 SECOND = 0.1  # what a plain token takes
 
 

@@ -15,6 +15,7 @@ from chance import fit
 from fakes import FakeSession, PieceTokenizer, fake_model
 from simulator import (
     FAR,
+    LOOKAHEADS,
     MACHINES,
     PROCESSES,
     Game,
@@ -58,7 +59,7 @@ def play(
 
 def best_fixed(machine: Machine, text: Text, names: Sequence[str]) -> dict[int, float]:
     """The rounds of the best fixed choice in hindsight, by position."""
-    choices = [(name, k) for name in names for k in range(13)]
+    choices = [(name, k) for name in names for k in LOOKAHEADS]
     return min((fixed_rounds(machine, text, *c) for c in choices), key=lambda r: sum(r.values()))
 
 
