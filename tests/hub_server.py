@@ -26,8 +26,8 @@ class HubServer:
     small: names of files that git itself keeps: sent at once, with git's hash of them.
     gated: repositories that ask for a licence. broken: answers 503 to everything.
     corrupt: sends other bytes of the same length; damaged: names of files of which it does so.
-        truncate: closes the connection after so many bytes, that many times. Each request is in
-        `log` as "METHOD path".
+        truncate: closes the connection after so many bytes, that many times. length: how it
+        writes a large file's. Each request is in `log` as "METHOD path".
     """
 
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class HubServer:
     damaged: set[str] = field(default_factory=set)
     truncate: int = 0
     truncate_bytes: int = 1000
+    length: str = "{}"
     log: list[str] = field(default_factory=list)
     url: str = ""
     cdn_url: str = ""
@@ -145,6 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             headers["Content-Length"] = str(len(content) - start)
             status = 206
+        headers["Content-Length"] = self.state.length.format(headers["Content-Length"])
         self._send(status, headers, None)
         if self.command == "GET":
             if self.state.truncate > 0:

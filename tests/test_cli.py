@@ -497,6 +497,15 @@ def test_a_file_name_with_control_sequences(
     assert "none.gguf" in err and "\x1b" not in err
 
 
+def test_a_path_that_is_pulled_is_safe_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.fetch.fetch", lambda spec: Path("\x1b[2Jmodel.gguf"))
+    assert in_process(capsys, "pull")[:2] == (0, "\x1b[2Jmodel.gguf\n")  # for a program as it is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert in_process(capsys, "pull")[:2] == (0, "␛[2Jmodel.gguf\n")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
 def test_a_reader_that_goes_away(folder: Path) -> None:
     args = ["run", "abc", "--target", folder / "long.gguf", *PLAIN, "--max-tokens", "8000"]

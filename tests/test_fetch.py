@@ -244,6 +244,15 @@ def test_url_is_verified_and_kept(server: HubServer, cache: Path) -> None:
     assert fetch(spec(url_of(server)), cache_dir=cache) == path
 
 
+@pytest.mark.parametrize("length", ["{0}, {0}", "about {0}", "\xb2", "-1"])
+def test_a_length_that_is_no_number_is_none(server: HubServer, cache: Path, length: str) -> None:
+    """As where a proxy sends it twice; the bytes and their hash are all the same."""
+    server.length = length
+    seen: list[int | None] = []
+    path = fetch(spec(url_of(server)), cache_dir=cache, progress=lambda _, all_: seen.append(all_))
+    assert path.read_bytes() == CONTENT and set(seen) == {None}
+
+
 def test_two_fetches_at_once_keep_their_bytes_apart(server: HubServer, cache: Path) -> None:
     inner: list[Path] = []
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,17 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+NAMES = {
+    "llama_cpp": "llama-cpp-python", "markdown_it": "markdown-it-py", "optimum": "optimum-onnx",
+}  # fmt: skip
+"""Packages that aren't called like what they are imported as."""
+
+
+def asked(requirements: Iterable[str]) -> set[str]:
+    """The packages that requirements name."""
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+
+
 def own(path: Path) -> set[str]:
     names = {name.removeprefix("edgespec.") for name in imports(path) if "edgespec." in name}
     return names & MODULES.keys()
@@ -145,6 +159,17 @@ def test_a_third_party_has_one_importer(library: str) -> None:
         if any(used.split(".")[0] == library for used in imports(path))
     }
     assert users <= ONLY_IN[library]
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """Not left to what another package happens to bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    always = asked(project["dependencies"])
+    extras = asked(one for group in project["optional-dependencies"].values() for one in group)
+    for name, path in MODULES.items():
+        used = {one.split(".")[0] for one in imports(path)} - {"edgespec", *sys.stdlib_module_names}
+        there = always if name.split(".")[0] == "tui" else always | extras
+        assert {NAMES.get(one, one.replace("_", "-")) for one in used} <= there, name
 
 
 @pytest.mark.parametrize(

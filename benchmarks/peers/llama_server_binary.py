@@ -1,8 +1,8 @@
 """llama.cpp's server of your own build: LLAMA_SERVER is its path, else the one on PATH.
 
 The wheel that llama_server.py measures is built for many machines at once; one built here has this
-machine's instructions, as edgespec's llama.cpp has. The same settings, asked in the same way. A build
-outside of git doesn't know its commit: LLAMA_SERVER_COMMIT names it.
+machine's instructions, as edgespec's llama.cpp has. The same settings, asked in the same way. A
+build outside of git doesn't know its commit: LLAMA_SERVER_COMMIT names it.
 """
 
 from __future__ import annotations

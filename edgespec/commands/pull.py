@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from edgespec.commands.shared import print_path
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -28,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     paired = args.name is None or args.name in registry.pairs
     specs = registry.pair(args.name).models if paired else (registry.model(args.name),)
     for spec in specs:
-        print(fetch(spec), flush=True)
+        print_path(fetch(spec))
     return 0

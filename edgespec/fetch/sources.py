@@ -124,7 +124,7 @@ def from_url(source: UrlSource, destination: Path, sha256: str, report: Progress
         request = Request(source.url, headers={"User-Agent": "edgespec"})
         with urlopen(request, timeout=_TIMEOUT_S) as answer:
             length = answer.headers.get("Content-Length")
-            total = int(length) if length else None
+            total = int(length) if length and length.isdecimal() else None
             _save(_chunks(answer), total, destination, sha256, report)
     except HTTPError as error:
         message = f"{host} answered {error.code} ({error.reason}) for {source.url}"
