@@ -37,10 +37,12 @@ class Session(Protocol):
     """
 
     name: str
-    length: int
     context_size: int
     vocab_size: int
     can_rollback: bool
+
+    @property
+    def length(self) -> int: ...
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """Append `tokens` to the cache; return (num_logits, vocab_size) float32, last positions.

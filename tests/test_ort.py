@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import spm_vocabulary, write_tiny
 from tiny_onnx import write_tiny_onnx
 
@@ -250,6 +251,39 @@ def test_closing_holes_on_a_device_copies_each_tensor_once(
     assert np.allclose(session.forward([12]), from_scratch(folder, [*text, 11, 12])[-1], atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [GQA, {}])
+def test_ctrl_c_at_any_point_leaves_the_text_that_the_length_says(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_tiny_onnx(tmp_path, **kind)
+    session = opened(folder).session
+    text = TEXT * 5
+    texts = [[*text, *([9] * 20)], text, [*text, 11, 9, 9], [*text, 11], [*text, 11, 12]]
+    after = list(range(14, 44))  # some of which look at each part of what is cached
+    expected = {len(held): from_scratch(folder, [*held, *after])[-30:] for held in texts}
+    left = set()
+
+    def run(interrupted: Interrupted) -> None:
+        session.rollback(0)
+        session.forward(texts[0])
+        try:
+            interrupted(ctrl_c)
+            session.rollback(40)
+            session.forward([11, 9, 9])  # more holes than are left open
+            session.rollback(41)
+            session.forward([12])
+        except KeyboardInterrupt:
+            pass
+        sys.settrace(None)
+        length = session.length
+        left.add(length)
+        assert np.allclose(session.forward(after, 30), expected[length], atol=1e-3)
+
+    where = (backend.OrtSession.forward, backend.OrtSession._forward, backend.OrtSession._pass)
+    assert at_each_bytecode(run, ort_cache, *where, raises=True) > 10
+    assert left == expected.keys()
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA failure 2: out of memory")])
 def test_no_memory_for_a_cache(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -343,9 +377,10 @@ def test_a_closed_session_keeps_nothing_native(kind: dict[str, Any], tmp_path: P
     session.close()
     gc.collect()
     assert [type(kept) for kept in gc.get_referrers(binding) if kept is not locals()] == []
-    gone = ("_blocks", "_sides")  # of the one kind and of the other
-    kept = [vars(session.cache).get(name, []) for name in gone]
-    assert not any(block for blocks in kept for block in blocks)
+    if kind:
+        assert not session.cache._blocks
+    else:
+        assert not any(side.blocks for side in session.cache._state[:2])
 
 
 @pytest.mark.parametrize(

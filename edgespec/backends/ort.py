@@ -49,7 +49,6 @@ class OrtSession:
         """
         rows, self.vocab_size = logits
         self.name = name
-        self.length = 0
         self.context_size = context_size
         self.can_rollback = True
         self.cache: Cache = cache
@@ -68,6 +67,11 @@ class OrtSession:
         self._use = NativeUse(name, _weakly(self._drop), stopping=cancel.stopping)
         self._signature = hashlib.sha256(repr(graph.cache).encode()).digest()[:8]
         self._widener: Widener | None = None
+
+    @property
+    def length(self) -> int:
+        """See `Session`."""
+        return self.cache.length
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """See `Session.forward`."""
@@ -88,7 +92,7 @@ class OrtSession:
                 self._use.check_open()  # or the rows lie in memory that is about to be freed
                 return logits
             except BaseException as error:
-                self._set_length(start)
+                self.cache.rollback(start)
                 if isinstance(error, MemoryError):
                     raise ModelError(
                         f"there is no memory for a pass of {self.name} over {len(ids)} tokens: "
@@ -124,7 +128,6 @@ class OrtSession:
         self._outlet.bind(rows, wanted=wanted > 0)
         self._run(n)
         self.cache.keep(n)
-        self.length += n
         logits = as_float32(self._outlet.words[rows - wanted : rows], self._graph.element)
         return logits if self._widener is None else self._widener.widen(logits)  # (wanted, V)
 
@@ -166,7 +169,7 @@ class OrtSession:
                 )
             if 0 < length < self.length and not self.can_rollback:
                 raise RollbackError(f"{self.name} can't forget a part of its text")
-            self._set_length(length)
+            self.cache.rollback(length)
 
     def snapshot(self) -> bytes:
         """See `Session.snapshot`."""
@@ -177,14 +180,13 @@ class OrtSession:
         """See `Session.restore`."""
         length = int.from_bytes(state[:8], "little")
         with self._use():
-            self._set_length(0)
+            self.cache.rollback(0)
             size = 16 + length * self._graph.token_bytes
             if state[8:16] != self._signature or len(state) != size or length > self.context_size:
                 raise ModelError(
                     f"{self.name} can't restore this snapshot: it is damaged or of another model"
                 )
             self.cache.write(state[16:], length)
-            self.length = length
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -194,10 +196,6 @@ class OrtSession:
         # All that refers to the native binding, which keeps device memory.
         self._native = self._binding = self._feeds = self._outlet = None
         self.cache.free()
-
-    def _set_length(self, length: int) -> None:
-        self.cache.rollback(length)
-        self.length = length
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -9,15 +9,16 @@ hides. A hole costs a little in every pass, and closing the gaps one copy of the
 two holes a round the cheapest is to close them at about the square root of the length (measured:
 a hole 0.02 ms and the copy 22 ms of a pass of 84 ms, SmolLM2 fp32 at 4,096 tokens).
 
-Invariant: `length` tokens are valid, in their order, and the mask shows these alone. A pass that
-fails changes nothing, for what it wrote lies beyond them or in the other buffer.
+Invariant: `length` tokens are valid, in their order, and every pass is shown these alone. One that
+fails changes nothing, for what it wrote lies beyond them or in the other buffer. Nor does Ctrl+C
+leave anything half changed: what belongs together is one tuple, and the mask follows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,15 @@ class Cache(Protocol):
         in_place: whether past and present are one buffer.
         length: valid tokens.
         slots: places in use, holes included: what the graph takes for the past's length.
-        mask: (slots and more,) 1 for each valid token and for all that is still to come.
+        mask: (slots and more,) 1 for each valid token and for all that is still to come; so once
+            `bind` has made ready for a pass.
     """
 
     in_place: bool
-    length: int
     mask: npt.NDArray[Any]
+
+    @property
+    def length(self) -> int: ...
 
     @property
     def slots(self) -> int: ...
@@ -116,6 +120,23 @@ class InPlaceCache:
         self._bound = None
 
 
+class _Side:
+    """One of the two buffers: a block for each tensor, and the tokens that have room there."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.size = 0
+
+
+class _State(NamedTuple):
+    """What is in a cache. past: where it is; present: where the next pass writes."""
+
+    past: _Side
+    present: _Side
+    slots: int = 0
+    length: int = 0
+
+
 class GrownCache:
     """See `Cache`; the graph's own copies in two buffers that take turns.
 
@@ -127,40 +148,44 @@ class GrownCache:
     def __init__(
         self, tensors: Sequence[CacheTensor], capacity: int, device: str, mask_type: Any
     ) -> None:
-        self.length = 0
-        self.slots = 0
         self.holes = True
         self.mask = np.ones(capacity, mask_type)
         self._tensors = tensors
         self._device = device if device in ("cpu", "cuda") else "cpu"
         self._limit = capacity  # with holes too: a graph is made for so many places
-        self._sizes = [0, 0]
-        self._sides: list[list[Block]] = [[], []]  # what the past is in, what is written next
-        self._grow(0, 1)
+        self._state = _State(_Side(), _Side())
+        self._grow(self._state.past, 1)
+
+    @property
+    def length(self) -> int:
+        return self._state.length
+
+    @property
+    def slots(self) -> int:
+        return self._state.slots
 
     def bind(self, binding: Any, tokens: int) -> None:
+        self._settle()
         stale = self.slots - self.length
         if stale and not (
             self.holes and stale <= _most_holes(self.length) and self.slots + tokens <= self._limit
         ):
             self._close_holes()
-        self._grow(0, 1)  # no memory was left for it once
-        self._grow(1, self.slots + tokens)
-        past, present = self._sides
-        for tensor, read, written in zip(self._tensors, past, present, strict=True):
-            read.bind_input(binding, tensor, self.slots)
-            written.bind_output(binding, tensor, self.slots + tokens)
+        past, present, slots, _ = self._state
+        self._grow(past, 1)  # no memory was left for it once
+        self._grow(present, slots + tokens)
+        for tensor, read, written in zip(self._tensors, past.blocks, present.blocks, strict=True):
+            read.bind_input(binding, tensor, slots)
+            written.bind_output(binding, tensor, slots + tokens)
 
     def keep(self, tokens: int) -> None:
-        self._turn()
-        self.slots += tokens
-        self.length += tokens
+        past, present, slots, length = self._state
+        self._state = _State(present, past, slots + tokens, length + tokens)
 
     def rollback(self, length: int) -> None:
-        self.mask[self._valid()[length:]] = 0
-        self.length = length
-        if length == 0:
-            self._all_valid()
+        self._settle()  # of what is behind it the mask still shows everything
+        past, present, slots, _ = self._state
+        self._state = _State(past, present, slots if length else 0, length)
 
     def avoid_holes(self, window: int | None) -> None:
         """For a graph that looks back at most `window` places: it counts holes among them."""
@@ -168,53 +193,55 @@ class GrownCache:
             self.holes = False
 
     def read(self) -> bytes:
+        self._settle()
         valid = self._valid()
-        views = map(_view, self._tensors, self._sides[0], repeat(self.slots))
+        views = map(_view, self._tensors, self._state.past.blocks, repeat(self.slots))
         return b"".join(view[:, valid].tobytes() for view in views)
 
     def write(self, state: bytes, length: int) -> None:
-        self._grow(0, length)
-        for tensor, block, part in _parts(self._tensors, self._sides[0], state, length):
+        past, present, _, _ = self._state
+        self._state = _State(past, present)
+        self._grow(past, length)
+        for tensor, block, part in _parts(self._tensors, past.blocks, state, length):
             data = block.blank()
             _shaped(tensor, data, length)[:] = part
             block.store(data)
-        self.length = length
-        self._all_valid()
+        self._state = _State(past, present, length, length)
 
     def free(self) -> None:
-        self._sides, self._sizes = [[], []], [0, 0]
+        self._state = _State(_Side(), _Side())
 
     def _valid(self) -> npt.NDArray[np.intp]:
         """The slots of the valid tokens, in order (length,)."""
         return np.flatnonzero(self.mask[: self.slots])
 
-    def _all_valid(self) -> None:
-        self.mask[:] = 1
-        self.slots = self.length
+    def _settle(self) -> None:
+        """Bring the mask to what the state says; whatever stopped it, it can be done again."""
+        if self.slots == self.length:
+            self.mask[:] = 1
+        else:
+            self.mask[self._valid()[self.length :]] = 0
 
     def _close_holes(self) -> None:
+        past, present, slots, length = self._state
         valid = self._valid()
-        self._grow(1, self.length)
-        for tensor, source, target in zip(self._tensors, *self._sides, strict=True):
+        self._grow(present, length)
+        for tensor, source, target in zip(self._tensors, past.blocks, present.blocks, strict=True):
             data = target.blank()
-            after = _shaped(tensor, data, self.length)
-            np.take(_view(tensor, source, self.slots), valid, axis=1, out=after, mode="clip")
+            after = _shaped(tensor, data, length)
+            np.take(_view(tensor, source, slots), valid, axis=1, out=after, mode="clip")
             target.store(data)
-        self._turn()
-        self._all_valid()
+        self._state = _State(present, past, length, length)
+        self._settle()
 
-    def _turn(self) -> None:
-        self._sides.reverse()
-        self._sizes.reverse()
-
-    def _grow(self, side: int, slots: int) -> None:
+    def _grow(self, side: _Side, slots: int) -> None:
         """See that a side takes `slots`; what it held is lost, for it is only ever written."""
-        if slots <= self._sizes[side]:
+        if slots <= side.size:
             return
         size = min(max(_FIRST_SLOTS, 2 * slots), self._limit)
-        self._sides[side], self._sizes[side] = [], 0  # freed first
-        self._sides[side] = [allocate(tensor, size, self._device) for tensor in self._tensors]
-        self._sizes[side] = size
+        side.blocks, side.size = [], 0  # freed first
+        side.blocks = [allocate(tensor, size, self._device) for tensor in self._tensors]
+        side.size = size
 
 
 def _most_holes(length: int) -> int:
