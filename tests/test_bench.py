@@ -534,6 +534,12 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
 # ----------------------------------------------------------------------------------- prompts
 
 
+def test_how_many_prompts_come_along_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(in_process(capsys, "bench", "--help")[1].split())
+    for name, whole in (("spec-bench", 480), ("human-eval", 164)):
+        assert f"`{name}` ({len(prompts.load(name).prompts)} of its {whole}" in words
+
+
 def test_the_prompts_that_come_along() -> None:
     bench, code = prompts.load("spec-bench"), prompts.load("human-eval")
     assert len(bench.prompts) == 74 and len(code.prompts) == 15

@@ -349,6 +349,7 @@ def test_every_option_is_in_the_readme() -> None:
         ("tune", "says whether that pays"),
         ("models", "whether they are here"),
         ("pull", "prints where each file lies"),
+        ("export", "compared with the checkpoint before it gets its name"),
     ],
 )
 def test_a_command_says_what_it_does(name: str, says: str) -> None:

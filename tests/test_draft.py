@@ -867,6 +867,9 @@ def test_a_path_that_models_toml_cant_hold_is_refused_before_any_work(
         (["--quant", "iq2_m"], "iq2_m needs an importance matrix"),
         (["--vocab", "2"], "a head of 2 tokens"),
         (["--vocab", "100", "--sample", "nowhere.txt"], "can't read nowhere.txt"),
+        (["--layers", "auto:2", "--sample", "nowhere.txt"], "can't read nowhere.txt"),
+        (["--layers", "first:2", "--sample", "nowhere.txt"], "nothing here depends on that"),
+        (["--quant", "q4_0", "--sample", "nowhere.txt"], "nothing here depends on that"),
     ],
 )
 def test_what_cant_be_asked_for(

@@ -140,8 +140,13 @@ def _combinations(args: argparse.Namespace, source: Source) -> list[Choice]:
 
     if not (args.layers or args.vocab or args.quant):
         raise ConfigError("nothing is to be cut: name --layers, --vocab or --quant")
-    for text in args.layers:
-        layers.parse(text, source.blocks)
+    parsed = [layers.parse(text, source.blocks) for text in args.layers]
+    chooses = args.vocab or any(isinstance(one, layers.Automatic) for one in parsed)
+    if args.sample and not chooses:
+        raise ConfigError(
+            "--sample says which tokens and blocks matter, and nothing here depends on that: leave "
+            "it out, or name --vocab or --layers auto:N"
+        )
     for quant in args.quant:
         source.check_quant(quant)
     every = product(args.layers or [None], args.vocab or [None], args.quant or [None])
