@@ -297,6 +297,30 @@ def test_stopping_a_download_that_joined_stops_the_fetch() -> None:
     assert rig.bridge.close(5)
 
 
+def test_a_download_that_was_given_up_and_is_asked_for_again_begins_anew() -> None:
+    hangs, lets_go, again = threading.Event(), threading.Event(), threading.Event()
+
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        if hangs.is_set():
+            again.set()
+            return
+        hangs.set()
+        assert lets_go.wait(10)  # a connection that hangs: nothing is told, so nothing can stop it
+        told("model", 1, 2)
+
+    rig = Rig(fetcher=fetcher)
+    rig.bridge.download("tiny")
+    assert hangs.wait(10)
+    rig.bridge.download("tiny")  # pressed twice
+    rig.bridge.cancel_download("tiny")
+    rig.bridge.download("tiny")
+    lets_go.set()
+    rig.until(lambda: rig.last(DownloadEnded) is not None)
+    ended = [event for event in rig.events if isinstance(event, DownloadEnded)]
+    assert ended == [DownloadEnded("tiny")] and again.is_set()
+    assert rig.bridge.close(5)
+
+
 def test_closing_ends_downloads_and_waits_for_them() -> None:
     started = threading.Event()
     undone: list[str] = []

@@ -583,6 +583,29 @@ def test_an_edited_question_whose_answer_hasnt_begun_comes_back() -> None:
     drive(stage(held=True), body)
 
 
+def test_leaving_right_after_an_edited_question_was_stopped() -> None:
+    """Its end is taken when the screen is gone, and there is nobody to give it back to."""
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.runtime.allow(100)
+        await say(pilot, "a")
+        await settled(pilot)
+        while s.runtime._permits.acquire(blocking=False):
+            pass
+        await pilot.press("f2", "!", "enter")
+        await until(lambda: len(s.runtime.asked) == 2, pilot)
+        s.app._ticking = False
+        await pilot.press("escape", "ctrl+q")
+
+    left = stage(held=True)
+    drive(left, body)
+    left.app.take_last_words()
+    left.app.save_unfinished()
+    assert [turn.question for turn in left.app.talk.turns] == ["a"]
+    assert left.app.talk.running is None
+
+
 @pytest.mark.parametrize(
     ("key", "sentence"),
     [("f9", "The model added nothing."), ("ctrl+r", "The model answered with nothing")],

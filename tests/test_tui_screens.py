@@ -36,7 +36,7 @@ from tui_screens import (
 
 from edgespec.errors import ConfigError
 from edgespec.tui.downloads import Meter, duration
-from edgespec.tui.history import History, Summary
+from edgespec.tui.history import History, HistoryError, Summary
 from edgespec.tui.messages import Choice, Downloading, Figures, Finished, Settings, Turn
 from edgespec.tui.screens import pairs
 from edgespec.tui.screens.ask import AskText, Confirm
@@ -545,6 +545,44 @@ def test_a_list_that_isnt_there_yet_is_no_empty_list(tmp_path: Path) -> None:
             await shows(pilot, "No conversation yet")
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_change_that_ends_behind_a_closed_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    some_history(tmp_path)
+    lists: list[int] = []
+
+    class Slow(History):
+        def list(self) -> list[Summary]:
+            lists.append(1)
+            return super().list()
+
+        def rename(self, key: str, title: str) -> None:
+            begun.set()
+            assert go.wait(10)
+            if fails:
+                raise HistoryError("no room")
+            super().rename(key, title)
+
+    async def play(pilot: Pilot[Any]) -> None:
+        app = pilot.app
+        assert isinstance(app, Host)
+        await pilot.press("r", "!", "enter")
+        await until(pilot, begun.is_set)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        call, told = app.call_from_thread, list[Any]()
+        monkeypatch.setattr(app, "call_from_thread", lambda *a: (call(*a), told.append(a)))
+        go.set()
+        await until(pilot, lambda: len(told) >= 1 + fails)
+        assert [note.message for note in app._notifications] == ["no room"] * fails
+
+    run(Host(lambda: history_list(Slow(tmp_path))), play)
+    assert lists == [1]
+    assert fails or "!" in "".join(summary.title for summary in History(tmp_path).list())
 
 
 def test_why_conversations_cant_be_listed_is_told(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class Bridge:
         self._turn = -1
         self._closing = False
         self._downloads: dict[str, tuple[threading.Event, threading.Thread]] = {}
+        self._ending: list[threading.Thread] = []  # downloads that were given up and begun anew
+        self._counting = threading.Lock()  # held while a download is entered or taken out
         self._fetches: dict[str, threading.Lock] = {}  # held while a pair's models are brought here
         self._fetched_to_load = ""  # the pair that the load under way is bringing here
 
@@ -130,13 +132,17 @@ class Bridge:
 
         Where the load under way is bringing them already, this waits for it, and tells of it.
         """
-        if pair in self._downloads:
-            return
         stop = threading.Event()
         thread = threading.Thread(
             target=self._download, args=(pair, stop), name="edgespec-download", daemon=True
         )
-        self._downloads[pair] = stop, thread
+        with self._counting:
+            found = self._downloads.get(pair)
+            if found is not None and not found[0].is_set():
+                return
+            if found is not None:  # given up: it ends behind the scenes, and the new one waits
+                self._ending = [t for t in self._ending if t.is_alive()] + [found[1]]
+            self._downloads[pair] = stop, thread
         thread.start()
 
     def cancel_download(self, pair: str) -> None:
@@ -154,7 +160,7 @@ class Bridge:
         downloads = list(self._downloads.values())  # threads take theirs out as they end
         for stop, _ in downloads:
             stop.set()
-        threads = [thread for _, thread in downloads]
+        threads = [*self._ending, *(thread for _, thread in downloads)]
         if self._worker is not None:
             self._jobs.put(None)
             threads.append(self._worker)
@@ -317,8 +323,10 @@ class Bridge:
             ended = ended._replace(cancelled=True)
         except Exception as error:
             ended = ended._replace(error=_sentence(error))
-        self._downloads.pop(pair, None)
-        self._events.append(ended)
+        with self._counting:
+            if self._downloads[pair][0] is stop:  # else it was given up and is asked for again
+                del self._downloads[pair]
+                self._events.append(ended)
 
     def _bring(
         self,

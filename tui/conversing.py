@@ -336,7 +336,8 @@ class Conversing(Showing):
                     "The model added nothing." if running.before
                     else "The model answered with nothing, so all stays as it was."
                 )  # fmt: skip
-            if running.question != self.talk.turns[running.index].question:
+            asked = self.talk.turns[running.index].question
+            if running.question != asked and self.is_running:
                 self.set_draft_aside()
                 self.composer.put(as_written(running.question))  # edited, and nothing came of it
                 self.editing = running.index

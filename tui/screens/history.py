@@ -10,10 +10,10 @@ from asyncio import to_thread
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import work
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
@@ -93,23 +93,32 @@ class HistoryList(Sheet[str | None]):
 
     # ------------------------------------------------------------------------------------ the list
 
-    @work(thread=True, exclusive=True, group="history")
     def _load(self) -> None:
+        """Read the list; nothing where it was closed, as after a change that took long."""
+        if not self.left:
+            self._read(self.app)
+
+    @work(thread=True, exclusive=True, group="history")
+    def _read(self, app: App[Any]) -> None:
         try:
             found = self._history.list()
         except EdgespecError as error:
-            self.app.call_from_thread(self._fail, str(error))
+            app.call_from_thread(self._fail, str(error))
         else:
-            self.app.call_from_thread(self._fill, found)
+            app.call_from_thread(self._fill, found)
 
     def _fail(self, sentence: str) -> None:
         """Say why; what was listed before stays."""
+        if self.left:
+            return
         self._empty = "The conversations can't be listed"
         if not self._all:
             self._filter()
         self._detail.update(Content.styled(shown(sentence), "$text-error"))
 
     def _fill(self, found: list[Summary]) -> None:
+        if self.left:
+            return
         self._all, self._empty = found, _NONE
         count = len(found)
         self.query_one(Heading).aside(f"{count:,}" if count else "")
@@ -283,13 +292,16 @@ class HistoryList(Sheet[str | None]):
         turns = self._history.read(summary.id).turns
         return export(path, turns, title=summary.title, replace=replace)
 
-    @work(thread=True, group="changes")
     def _do(self, change: Callable[[], None]) -> None:
+        self._change(self.app, change)  # a screen that was closed meanwhile knows it no more
+
+    @work(thread=True, group="changes")
+    def _change(self, app: App[Any], change: Callable[[], None]) -> None:
         try:
             change()
         except EdgespecError as error:
-            self.app.call_from_thread(self._say, str(error))
-        self.app.call_from_thread(self._load)
+            app.call_from_thread(self._say, str(error))
+        app.call_from_thread(self._load)
 
     def _say(self, sentence: str) -> None:
         self.notify(shown(sentence), severity="error", markup=False)

@@ -115,13 +115,8 @@ class PairPicker(Sheet[Choice | None]):
         else:
             self.app.call_from_thread(self._fill, found, highlight)
 
-    @property
-    def _left(self) -> bool:
-        """Whether the person left it while the pairs were looked for."""
-        return self not in self.app.screen_stack
-
     def _fail(self, sentence: str) -> None:
-        if self._left:
+        if self.left:
             return
         self._pairs = []
         self._rows.empty = "The pairs can't be listed"
@@ -129,7 +124,7 @@ class PairPicker(Sheet[Choice | None]):
         self._detail.update(Content.styled(shown(sentence), "$text-error"))
 
     def _fill(self, pairs: list[PairInfo], highlight: Choice) -> None:
-        if self._left:
+        if self.left:
             return
         self._pairs = pairs
         at = [n for n, info in enumerate(pairs) if self._is(info, highlight)]

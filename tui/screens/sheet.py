@@ -98,6 +98,11 @@ class Sheet(ModalScreen[Answer]):
         """Close it; nothing where it is closed already, as a second key press may ask for it."""
         return super().dismiss(result) if self.is_active else AwaitComplete()
 
+    @property
+    def left(self) -> bool:
+        """Whether it was closed, while something that it began goes on."""
+        return self not in self.app.screen_stack
+
     async def ask(self, screen: Screen[Reply]) -> Reply | None:
         """What a screen on top is answered with; None where one is there already.
 
