@@ -838,7 +838,7 @@ def test_a_provider_that_takes_no_operation_is_not_the_device() -> None:
     assert ort_providers._share(Native(), cuda) == (3, 3)
 
 
-def test_attention_that_the_gpu_leaves_to_the_cpu_is_told() -> None:
+def test_attention_that_the_gpu_leaves_to_the_cpu_is_found() -> None:
     class Node:
         op_type = "GroupQueryAttention"
 
@@ -853,12 +853,29 @@ def test_attention_that_the_gpu_leaves_to_the_cpu_is_told() -> None:
             return [Part()]
 
     cuda = ort_providers.DEVICES["cuda"]
-    (said,) = ort_providers.attention_note("tiny", Native(), cuda)
-    assert "CUDA can't run" in said and "--dtype fp16" in said
-    assert ort_providers.attention_note("tiny", Native(), ort_providers.DEVICES["cpu"]) == []
-    assert ort_providers.attention_note("tiny", object(), cuda) == []  # an older ONNX Runtime
+    assert ort_providers.attends_on_cpu(Native(), cuda)
+    assert not ort_providers.attends_on_cpu(Native(), ort_providers.DEVICES["cpu"])
+    assert not ort_providers.attends_on_cpu(object(), cuda)  # an older ONNX Runtime
     Part.ep_name = cuda.provider
-    assert ort_providers.attention_note("tiny", Native(), cuda) == []
+    assert not ort_providers.attends_on_cpu(Native(), cuda)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_cache_lies_where_attention_runs(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SmallGpu(monkeypatch)
+    made = []
+    on_device = ort_memory.HostBlock
+    monkeypatch.setattr(ort_memory, "CudaBlock", lambda size: made.append(size) or on_device(size))
+    monkeypatch.setattr(ort_load, "attends_on_cpu", lambda *_: apart)
+    folder = write_tiny_onnx(tmp_path, **GQA)
+    model = opened(folder, device="cuda")
+    assert model.details["cache"] == "in place"
+    assert bool(made) != apart
+    said = [note for note in model.notes if "CUDA can't run, so the CPU does it" in note]
+    assert [note.endswith("--dtype fp16") for note in said] == [True] * apart
+    assert np.allclose(model.session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
 
 
 def test_what_a_device_that_is_there_says_is_kept(
@@ -897,6 +914,7 @@ class SmallGpu:
 
         monkeypatch.setattr(ort_providers, "_create", open_there)
         monkeypatch.setattr(ort_providers, "_share", lambda *_: None)
+        monkeypatch.setattr(ort_load, "attends_on_cpu", lambda *_: False)
         monkeypatch.setattr(ort_memory, "CudaBlock", self.full)
 
     def full(self, nbytes: int) -> Any:

@@ -22,6 +22,7 @@ from edgespec.backends.ort_probe import examine, first_pass
 from edgespec.backends.ort_providers import (
     CPU,
     Opened,
+    attends_on_cpu,
     attention_note,
     on_the_cpu,
     open_session,
@@ -88,7 +89,10 @@ def _model(
     head = narrow.read_metadata(name, metadata, logits[1])
     vocab_size = logits[1] if head is None else head[1]
     tokenizer = OnnxTokenizer(folder, vocab_size)
-    session = _open(opened, graph, name, context_size, logits, cancel)
+    apart = attends_on_cpu(opened.native, opened.device)
+    # A cache on the device would be copied to the CPU and back in each pass.
+    place = "cpu" if apart else opened.device.memory
+    session = _open(opened, graph, name, context_size, logits, cancel, place)
     session.vocab_size = vocab_size
     try:
         if isinstance(session.cache, GrownCache):
@@ -102,8 +106,8 @@ def _model(
     if head is not None:
         session.widen(head[0])
         only_drafts = "its head holds a part of its vocabulary"
-    if session.cache.in_place:
-        opened.notes.extend(attention_note(name, opened.native, opened.device))
+    if apart:
+        opened.notes.append(attention_note(name, opened.device))
     window = folder.window if session.cache.in_place else None
     if window is not None and window < context_size:
         opened.notes.extend(window_note(name, window, opened.device))
@@ -155,13 +159,14 @@ def _open(
     context_size: int,
     logits: tuple[int, int],
     cancel: CancelFlag,
+    place: str,
 ) -> OrtSession:
-    """A session with the best cache that the graph works with."""
+    """A session with the best cache that the graph works with, in the memory of `place`."""
     memory = opened.device.memory
     mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
 
     def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
-        cache = kind(graph.cache, size, memory, mask_type)
+        cache = kind(graph.cache, size, place, mask_type)
         return OrtSession(opened.native, graph, name, cache, size, logits, cancel, memory)
 
     trial = session(InPlaceCache, min(16, context_size))

@@ -236,20 +236,25 @@ def window_note(name: str, window: int, device: Device) -> list[str]:
     ]
 
 
-def attention_note(name: str, native: Any, device: Device) -> list[str]:
-    """A sentence, if fused attention runs on the CPU and its cache lies on the device: ONNX Runtime
-    has it for CUDA in 16 bits alone.
+def attends_on_cpu(native: Any, device: Device) -> bool:
+    """Whether fused attention runs on the CPU beside another device: ONNX Runtime has it for CUDA
+    in 16 bits alone. False where that isn't told.
     """
     if device.memory == "cpu":
-        return []
+        return False
     with contextlib.suppress(Exception):
         for part in native.get_provider_graph_assignment_info():
             if part.ep_name == CPU and any(n.op_type == _FUSED for n in part.get_nodes()):
-                return [
-                    f"the attention of {name} is in a type that {device.label} can't run, so the "
-                    "CPU does it and each pass copies the whole cache: export it with --dtype fp16"
-                ]
-    return []
+                return True
+    return False
+
+
+def attention_note(name: str, device: Device) -> str:
+    """The note where fused attention runs on the CPU beside another device."""
+    return (
+        f"the attention of {name} is in a type that {device.label} can't run, so the CPU does it "
+        "and keeps the cache: export it with --dtype fp16"
+    )
 
 
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
