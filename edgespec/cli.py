@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # what can't be read or shown becomes "?"
+            if sys.platform == "win32" and not stream.isatty():  # else the console's code page
+                stream.reconfigure(encoding="utf-8", errors="replace")
     status = 0
     try:
         try:

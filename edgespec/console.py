@@ -255,10 +255,10 @@ class _Talk:
             say("There is nothing to export yet.")
             return
         form, _, rest = words.partition(" ")
-        ending, name = (form, rest.strip()) if form in ("md", "json") else ("md", words)
-        title = title_of(self._turns[0].question)
-        path = expanded(name or f"{file_name(title)}.{ending}")
-        say(f"Written to {export(path, self._turns, title=title, system=self._settings.system)}")
+        form, name = (form, rest.strip()) if form in ("md", "json") else ("", words)
+        title, system = title_of(self._turns[0].question), self._settings.system
+        path = expanded(name or f"{file_name(title)}.{form or 'md'}")
+        say(f"Written to {export(path, self._turns, title=title, system=system, form=form)}")
 
 
 def _read(interactive: bool) -> str | None:
@@ -266,10 +266,13 @@ def _read(interactive: bool) -> str | None:
     lines: list[str] = []
     while True:
         try:
-            if interactive:
-                # input() puts its prompt on stdout unless both ends are terminals.
-                print("… " if lines else "> ", end="", file=sys.stderr, flush=True)
-            line = input()
+            prompt = "… " if lines else "> "
+            if interactive and sys.stdout.isatty():
+                line = input(prompt)  # which tells the line editor how wide it is
+            else:
+                if interactive:  # input() would put its prompt on stdout
+                    print(prompt, end="", file=sys.stderr, flush=True)
+                line = input()
         except EOFError:
             return "\n".join(lines) if lines else None
         if not line.endswith("\\"):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +194,66 @@ def test_a_conversation_is_written_to_a_file(chat: Chat, tmp_path: Path) -> None
     assert turn["figures"]["tokens"] == 1 and turn["asked_at"]
     assert "edgespec: no" in said.err
     assert not (tmp_path / "new.json").exists(), "what failed is no turn"
+
+
+@pytest.mark.parametrize("form", ["json", "md"])
+def test_the_named_form_is_written_whatever_the_name(chat: Chat, tmp_path: Path, form: str) -> None:
+    said = chat(
+        f"Why?\n/export {form} mine\n/export {form} mine.{form}\n/export md a.json\n"
+        "/export json b.md\n/export plain\n",
+        "--target", "/x/a.gguf",
+    )  # fmt: skip
+    text = (tmp_path / f"mine.{form}").read_text("utf-8")
+    assert text.startswith("{" if form == "json" else "# Why?")
+    assert "is there already" in said.err
+    assert "a.json is no name for .md" in said.err and "b.md is no name for .json" in said.err
+    assert (tmp_path / "plain.md").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of our own needs pty")
+@pytest.mark.parametrize("piped", [False, True])
+def test_the_line_editor_knows_the_prompt(piped: bool) -> None:
+    """Or a recalled line is drawn over it. Where stdout is a file, the prompt isn't in it."""
+    import pty
+
+    script = (
+        "import builtins; from edgespec import console\n"
+        "given = []; read = builtins.input\n"
+        "builtins.input = lambda *prompt: (given.append(prompt), read(*prompt))[1]\n"
+        "try: import readline\n"
+        "except ImportError: pass\n"
+        "print(repr(console._read(True)), given)\n"
+    )
+    end, other = pty.openpty()
+    out = subprocess.PIPE if piped else other
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=other, stdout=out, stderr=other,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8", "TERM": "dumb"},
+    )  # fmt: skip
+    os.write(end, b"one\\\ntwo\n")
+    written = reader.communicate(timeout=30)[0] if piped else b""
+    os.close(other)
+    shown = b""
+    with suppress(OSError):  # at its end, on Linux
+        while more := os.read(end, 1 << 16):
+            shown += more
+    os.close(end)
+    assert reader.wait(30) == 0
+    if piped:
+        assert written.decode() == "'one\\ntwo' [(), ()]\n" and b"> " in shown
+    else:
+        assert "'one\\ntwo' [('> ',), ('… ',)]" in shown.decode()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_piped_text_is_utf8_on_windows_too(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="cp1252") for _ in range(3)]
+    for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        monkeypatch.setattr(f"sys.{name}", stream)
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    monkeypatch.undo()
+    expected = ("cp1252" if terminal else "utf-8", "replace")
+    assert {(stream.encoding, stream.errors) for stream in streams} == {expected}

@@ -77,8 +77,10 @@ def test_markdown_in_pieces_is_markdown_at_once(source: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["# ", "- ", "\n", "```", "|a|b|\n", "> ", "表", "x" * 30, " ", "*",
-                                 "[red]", "`", "1. ", "    ", "\x1b[2J", "---\n"]), max_size=40),
+@given(st.lists(st.sampled_from(["# ", "- ", "\n", "```", "|a|b|\n", "|-|-|\n",
+                                 "\n" + "|c" * 30 + "|\n" + "|-" * 30 + "|\n", "> ", "表", "x" * 30,
+                                 " ", "*", "[red]", "`", "1. ", "    ", "\x1b[2J", "---\n"]),
+                max_size=40),
        st.integers(1, 60))  # fmt: skip
 def test_no_line_is_wider_than_asked_for(parts: list[str], width: int) -> None:
     for item in (Answer("".join(parts)), Question("".join(parts)), Note("".join(parts), "error")):

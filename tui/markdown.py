@@ -294,7 +294,8 @@ def _table(block: Block, width: int) -> Iterator[Line]:
     rows = [[*row, *[EMPTY] * (columns - len(row))] for row in block.rows]
     widths = [max(1, *(line.cell_length for row in rows for line in row[i].split("\n") or [EMPTY]))
               for i in range(columns)]  # fmt: skip
-    room = width - block.rest.cell_length - 3 * (columns - 1)
+    whole = width - block.rest.cell_length
+    room = whole - 3 * (columns - 1)
     while sum(widths) > room and max(widths) > 4:
         widths[widths.index(max(widths))] -= 1
     first = block.first
@@ -306,9 +307,9 @@ def _table(block: Block, width: int) -> Iterator[Line]:
             text = Content.styled(" │ ", "rule").join(padded)
             if number == 0:
                 text = text.stylize("strong")
-            yield from wrapped(text, width, first, block.rest) if text.cell_length > width else [
+            yield from wrapped(text, width, first, block.rest) if text.cell_length > whole else [
                 Line(first + text.rstrip())]  # fmt: skip
             first = block.rest
         if number == 0:
             line = "─┼─".join("─" * w for w in widths)
-            yield Line(first + Content.styled(line[: max(1, room + 3 * columns)], "rule"))
+            yield Line(first + Content.styled(line[: max(1, whole)], "rule"))
