@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint: a folder on this machine, or a repository of the hub.
 
 Invariant: a Checkpoint that exists is whole. Its config was read, every tensor its index names
-lies in a file that is there, and no weights were loaded to find that out.
+lies in a file that is there, and no weights were loaded to find that out. An Outline is all but the
+weights, so that what a configuration or a tokenizer rules out is refused before they are fetched.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,35 +40,24 @@ _HUB_ID = re.compile(rf"{_PART}/{_PART}", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A checkpoint that was looked through; see `open`.
+class Outline:
+    """What a checkpoint says of itself, its weights aside; see `open`.
 
     Attributes:
         path: the folder its files are in.
         config: config.json.
         source: what it was asked for as: a hub id, or the folder's path.
         revision: the commit, where it came from the hub.
-        shards: the safetensors files, in the order of their names.
-        tensors: every tensor by name; reading one is up to the caller.
-        parameters: numbers in all tensors. size_bytes: their bytes.
         notes: what the person should know of where it came from.
+        unfetched: the files with its weights that are on the hub, and the bytes of each.
     """
 
     path: Path
     config: Mapping[str, Any]
     source: str
     revision: str | None
-    shards: tuple[Path, ...]
-    tensors: Mapping[str, StoredTensor]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    unfetched: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -97,12 +87,10 @@ class Checkpoint:
     @staticmethod
     def open(
         name_or_path: str | Path, revision: str | None = None, report: Report = silent
-    ) -> Checkpoint:
-        """Look through a checkpoint; one of the hub is downloaded into the hub's cache first.
+    ) -> Outline:
+        """Read what a checkpoint says of itself; of one of the hub these files are downloaded.
 
-        revision: a branch, tag or commit of the hub; None is the newest commit.
-        Raises ExportError, in one sentence with what to do, for anything that isn't a whole
-        checkpoint in safetensors, and FetchError where the hub can't give it.
+        Arguments and errors as of `Checkpoint.open`.
         """
         folder = expanded(name_or_path)
         require_text(name_or_path, folder, _folder_name(folder))
@@ -112,15 +100,15 @@ class Checkpoint:
                     f"{name_or_path} is on this machine, so it has no revisions to choose from: "
                     "leave that option out."
                 )
-            return _look_through(_folder(folder), str(folder), None)
+            path = _folder(folder)
+            return Outline(path, MappingProxyType(_config(path)), str(folder), None)
         repo = str(name_or_path)
         if not _HUB_ID.fullmatch(repo):
             raise ExportError(
                 f"There is no folder {repo}, and it is no hub id either, which reads owner/name; "
                 "check the path."
             )
-        path, commit, notes = _from_hub(repo, revision or "main", report)
-        return replace(_look_through(path, repo, commit), notes=notes)
+        return _from_hub(repo, revision or "main", report)
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of the checkpoint; {} where it has none. Raises ExportError if damaged."""
@@ -133,6 +121,50 @@ class Checkpoint:
             return path.read_text(encoding="utf-8") if path.is_file() else None
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"Can't read {path}: {error}.") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint(Outline):
+    """A checkpoint that was looked through; see `open`.
+
+    Attributes, beside those of `Outline`:
+        shards: the safetensors files, in the order of their names.
+        tensors: every tensor by name; reading one is up to the caller.
+        parameters: numbers in all tensors. size_bytes: their bytes.
+    """
+
+    shards: tuple[Path, ...]
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @staticmethod
+    def open(
+        name_or_path: str | Path, revision: str | None = None, report: Report = silent
+    ) -> Checkpoint:
+        """Look through a checkpoint; one of the hub is downloaded into the hub's cache first.
+
+        revision: a branch, tag or commit of the hub; None is the newest commit.
+        Raises ExportError, in one sentence with what to do, for anything that isn't a whole
+        checkpoint in safetensors, and FetchError where the hub can't give it.
+        """
+        return Checkpoint.of(Outline.open(name_or_path, revision, report), report)
+
+    @staticmethod
+    def of(outline: Outline, report: Report = silent) -> Checkpoint:
+        """The same with its weights, which are downloaded where they aren't here."""
+        if outline.unfetched:
+            assert outline.revision is not None
+            sizes = outline.unfetched
+            _download(outline.source, outline.revision, sizes, sizes, report)
+        found = _look_through(outline.path, outline.source, outline.revision)
+        return replace(found, notes=outline.notes)
 
     def file_hashes(self, report: Report = silent) -> dict[str, str]:
         """The SHA-256 of its weights, config and tokenizer files, by name; reads them all."""
@@ -151,7 +183,7 @@ class Checkpoint:
 
 
 def refuse_other_tokens(
-    target: Checkpoint, draft: Checkpoint, ours: Sequence[str], theirs: Sequence[str]
+    target: Outline, draft: Outline, ours: Sequence[str], theirs: Sequence[str]
 ) -> None:
     """Raises ExportError with the first id that means another text to the draft.
 
@@ -280,8 +312,8 @@ def _json(file: Path) -> dict[str, Any]:
 # --------------------------------------------------------------------------------- of the hub
 
 
-def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str, tuple[str, ...]]:
-    """The folder in the hub's cache with all files an export may need, the commit, and notes."""
+def _from_hub(repo: str, revision: str, report: Report) -> Outline:
+    """With all files an export may need in the hub's cache, its weights aside."""
     report(f"asking the hub for {repo}")
     try:
         commit, sizes = hub.files(repo, revision)
@@ -291,7 +323,8 @@ def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str, tupl
             raise
         reason = str(error).rstrip(".")
         note = f"it is {repo} as the hub's cache has it, commit {cached[1][:12]}: {reason}"
-        return *cached, (note,)
+        path, commit = cached
+        return Outline(path, MappingProxyType(_config(path)), repo, commit, notes=(note,))
     small = [name for name in sizes if _SMALL.fullmatch(name)]
     if "config.json" not in small:
         gguf = sorted(name for name in sizes if name.endswith(".gguf"))
@@ -310,8 +343,8 @@ def _from_hub(repo: str, revision: str, report: Report) -> tuple[Path, str, tupl
             f"{repo} holds no safetensors files; look for a repository that does, or load it with "
             "transformers and save it with `save_pretrained(folder)`."
         )
-    _download(repo, commit, weights, sizes, report)
-    return path, commit, ()
+    unfetched = {name: sizes.get(name, 0) for name in weights}
+    return Outline(path, MappingProxyType(_config(path)), repo, commit, unfetched=unfetched)
 
 
 def _cached(repo: str, revision: str) -> tuple[Path, str] | None:

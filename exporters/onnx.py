@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, require_text, stage
@@ -111,8 +111,8 @@ def _found(module: str) -> bool:
         return False
 
 
-def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan:
-    """What an export would take.
+def chosen(outline: Outline, dtype: str, style: Style | None = None) -> tuple[str, Style]:
+    """A checkpoint's architecture and the style it would be exported in, by what it says of itself.
 
     style: None is fused where that can be had. Raises ConfigError for an unknown dtype and
     ExportError where the style can't be had, or transformers can't be told what the model is.
@@ -121,18 +121,23 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
 
     if dtype not in DTYPES:
         raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
-    architecture = next(iter(checkpoint.architectures), "a model without a name")
-    refusal = onnx_fused.refusal(architecture, transformers_4.config(checkpoint))
+    architecture = next(iter(outline.architectures), "a model without a name")
+    refusal = onnx_fused.refusal(architecture, transformers_4.config(outline))
     if style == "fused" and refusal is not None:
-        raise ExportError(f"{checkpoint.name} {refusal}; use --portable.")
-    chosen: Style = style or ("fused" if refusal is None else "portable")
+        raise ExportError(f"{outline.name} {refusal}; use --portable.")
+    return architecture, style or ("fused" if refusal is None else "portable")
+
+
+def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan:
+    """What an export would take. Arguments and errors as of `chosen`."""
+    architecture, style = chosen(checkpoint, dtype, style)
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
-    copy = numbers * (2 if dtype == "fp16" else 4) if chosen == "portable" else 0
+    copy = numbers * (2 if dtype == "fp16" else 4) if style == "portable" else 0
     # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
-    held = 2 * checkpoint.size_bytes if chosen == "fused" else checkpoint.size_bytes + 2 * copy
+    held = 2 * checkpoint.size_bytes if style == "fused" else checkpoint.size_bytes + 2 * copy
     return Plan(
-        dtype, chosen, architecture, size, size + copy, held + (1 << 30),
+        dtype, style, architecture, size, size + copy, held + (1 << 30),
         20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30),
     )  # fmt: skip
 

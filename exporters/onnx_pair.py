@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.exporters import manifest, onnx
-from edgespec.exporters.checkpoint import Checkpoint, refuse_other_tokens
+from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_other_tokens
 from edgespec.exporters.onnx import Result, Style
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
@@ -32,7 +32,7 @@ def export_pair(
     refuse_existing(out, overwrite, [*target.shards, *draft.shards])
     onnx.require_extra(style)
     plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
-    _require_same_tokens(target, draft)
+    require_same_tokens(target, draft)
     wanted = {"format": "onnx pair"}
     need = sum(planned.disk_bytes for planned in plans)
     with stage(out, wanted=wanted, need_bytes=need, overwrite=overwrite) as work:
@@ -53,7 +53,8 @@ def export_pair(
     ]
 
 
-def _require_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
+def require_same_tokens(target: Outline, draft: Outline) -> None:
+    """Raises ExportError where a token means another text to the draft."""
     from edgespec.exporters import onnx_text
 
     vocabularies = [onnx_text.tokens(onnx_text.load(model)) for model in (target, draft)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.parity import PROBES, differing_ids
 
 Ids = dict[str, list[int]]
@@ -31,7 +31,7 @@ FILES = (
 _NEWER = "TokenizersBackend"  # how transformers 5 calls the class that needs tokenizer.json alone
 
 
-def load(checkpoint: Checkpoint) -> Any:
+def load(checkpoint: Outline) -> Any:
     """The checkpoint's tokenizer. Raises ExportError where there is none, or it can't be saved."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

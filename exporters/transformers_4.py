@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 
 _ORIGINAL = "original_max_position_embeddings"
 _KINDS = {
@@ -54,7 +54,7 @@ _LOCAL = frozenset({"gemma3_text", "gemma3n_text"})
 _NUMBERS = ("rope_theta", "partial_rotary_factor", "rope_local_base_freq")
 
 
-def config(checkpoint: Checkpoint) -> dict[str, Any]:
+def config(checkpoint: Outline) -> dict[str, Any]:
     """config.json with `rope_theta` and `rope_scaling` in the place of `rope_parameters`.
 
     Raises ExportError where those can't say it.

@@ -15,7 +15,7 @@ import pytest
 from edgespec.cli import main
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import onnx as exporter
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.parity import Limits, compare, differing_ids
 
 _NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai", "optimum")
@@ -128,6 +128,8 @@ def test_each_model_has_its_own_revision(
             raise ExportError("that is enough")
 
     monkeypatch.setattr(Checkpoint, "open", opened)
+    monkeypatch.setattr(Outline, "open", opened)
+    monkeypatch.setattr(exporter, "chosen", lambda *_: None)
     monkeypatch.setattr(exporter, "require_extra", lambda *_: None)
     monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path))
     out, draft = str(tmp_path / "out"), "a/draft"
@@ -1054,7 +1056,7 @@ def test_a_draft_may_know_more_tokens(
 
     from tiny_checkpoint import added, byte_level_tokenizer
 
-    from edgespec.exporters.onnx_pair import _require_same_tokens
+    from edgespec.exporters.onnx_pair import require_same_tokens
 
     other = tmp_path / "other"
     shutil.copytree(checkpoint().path, other)
@@ -1063,7 +1065,7 @@ def test_a_draft_may_know_more_tokens(
     tokenizer["added_tokens"].append(added(last + 1, "<|more|>"))
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     for pair in ((checkpoint(), Checkpoint.open(other)), (Checkpoint.open(other), checkpoint())):
-        _require_same_tokens(*pair)
+        require_same_tokens(*pair)
 
 
 @with_extra
@@ -1154,6 +1156,53 @@ def test_what_can_be_refused_is_refused_before_the_hub_is_asked(
         assert main(["export", "onnx", *asked]) == 1
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and said in lines[0]
+
+
+# In a process of its own: the hub's client reads its settings when it is imported.
+_EXPORTS = """
+import sys
+from edgespec.cli import main
+print([main(["export", "onnx", *asked.split()]) for asked in sys.argv[1:]])
+"""
+
+
+@with_extra
+def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import os
+    import subprocess
+    import sys
+
+    from hub_server import HubServer
+    from tiny_checkpoint import byte_level_tokenizer
+
+    sources = {"target": checkpoint(), "old": checkpoint("GPT2"), "other": checkpoint("Qwen2")}
+    files = {
+        (f"org/{name}", path.name): path.read_bytes()
+        for name, source in sources.items()
+        for path in source.path.iterdir()
+    }
+    tokenizer = byte_level_tokenizer()
+    tokenizer["added_tokens"][1]["content"] = "<|another|>"
+    files["org/other", "tokenizer.json"] = json.dumps(tokenizer).encode()
+    asked = ["org/old o --fused", "org/target o --draft org/old --fused", "org/target o --draft "]
+    asked[2] += "org/other"
+    with HubServer(files) as hub:
+        env = {
+            **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+        }  # fmt: skip
+        env.pop("HF_HUB_OFFLINE", None)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _EXPORTS, *asked],
+            capture_output=True, text=True, env=env, cwd=tmp_path, timeout=600,
+        )  # fmt: skip
+        assert done.stdout.strip() == "[1, 1, 1]", done.stderr
+        assert done.stderr.count("GPT2LMHeadModel, which can't be exported with fused") == 2
+        assert "other can't draft for target: token" in done.stderr
+        assert not [line for line in hub.log if "safetensors" in line]
+        assert [line for line in hub.log if "/cdn/org/other/tokenizer.json" in line]
 
 
 @with_extra

@@ -468,6 +468,15 @@ def test_a_folder_with_models_in_it_names_them(tmp_path: Path) -> None:
     assert f"{out / 'draft'} or {out / 'target'}" in str(caught.value)
 
 
+def test_a_repository_with_models_two_folders_deep_names_them(tmp_path: Path) -> None:
+    """As Microsoft's have them, for several devices."""
+    deep = write_tiny_onnx(tmp_path / "repo" / "cpu_and_mobile" / "cpu-int4-rtn-block-32")
+    with pytest.raises(ModelFormatError, match="folders in it do: name ") as caught:
+        opened(tmp_path / "repo")
+    assert str(caught.value).endswith(f": name {deep}")
+    opened(deep)
+
+
 def test_a_damaged_graph_in_a_folder_called_after_data(tmp_path: Path) -> None:
     folder = write_tiny_onnx(tmp_path / "external_data" / "my.data")
     graph = folder / "model.onnx"

@@ -111,7 +111,9 @@ def _instead(folder: Path) -> str:
     """What to do with a folder that holds something else."""
     if found := next(iter(sorted(folder.glob("*.gguf"))), None):
         return f": name the GGUF file in it, {found.name}"
-    if within := sorted({graph.parent for graph in folder.glob("*/*.onnx")}):  # as of a pair
+    # As of a pair, and as of one model for several devices.
+    graphs = [*folder.glob("*/*.onnx"), *folder.glob("*/*/*.onnx")]
+    if within := sorted({graph.parent for graph in graphs}):
         return f", but folders in it do: name {' or '.join(map(str, within[:5]))}"
     if next(folder.glob("*.safetensors"), None) is not None:
         return ", but a checkpoint: turn it into a model file with `edgespec export`"

@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     from edgespec.commands.progress import shown
     from edgespec.exporters import onnx
-    from edgespec.exporters.checkpoint import Checkpoint
-    from edgespec.exporters.onnx_pair import export_pair
+    from edgespec.exporters.checkpoint import Checkpoint, Outline
+    from edgespec.exporters.onnx_pair import export_pair, require_same_tokens
     from edgespec.exporters.register import refuse_taken
     from edgespec.exporters.staging import refuse_existing, require_text
 
@@ -72,18 +72,25 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) and not args.draft:
             named = option.replace("_", "-")
             raise ConfigError(f"--{named} is of a draft: name one with --draft")
-    # Whatever can be refused is refused before a download or any work.
+    # Whatever can be refused is refused before a download, or before that of the weights.
     onnx.require_extra(args.style)
     out: Path = args.out or Path(f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
     refuse_existing(out, args.force)
     require_text(out.absolute())
     if args.register:
         refuse_taken([*_names(args.register, pair=bool(args.draft)), args.register])
-    with shown() as report:
-        checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
-        draft = Checkpoint.open(args.draft, args.draft_revision, report) if args.draft else None
-    tell_notes(checkpoint, *([draft] if draft else []))
     draft_dtype = args.draft_dtype or args.dtype
+    with shown() as report:
+        outline = Outline.open(args.checkpoint, args.revision, report)
+        onnx.chosen(outline, args.dtype, args.style)
+        draft = None
+        if args.draft:
+            drafts = Outline.open(args.draft, args.draft_revision, report)
+            onnx.chosen(drafts, draft_dtype, args.style)
+            require_same_tokens(outline, drafts)
+            draft = Checkpoint.of(drafts, report)
+        checkpoint = Checkpoint.of(outline, report)
+    tell_notes(checkpoint, *([draft] if draft else []))
     tell(onnx.plan(checkpoint, args.dtype, args.style).sentence)
     if draft is not None:
         tell(onnx.plan(draft, draft_dtype, args.style).sentence)
