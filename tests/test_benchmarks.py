@@ -3,18 +3,81 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from edgespec import platform
+from edgespec.backends.ort_providers import DEVICES, attention_note
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
-def test_no_setting_of_mixed_spin_depends_on_how_busy_the_machine_is() -> None:
-    found = importlib.util.spec_from_file_location("mixed_spin", FOLDER / "mixed_spin.py")
+def script_of(name: str) -> Any:
+    found = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert found is not None and found.loader is not None
     script = importlib.util.module_from_spec(found)
     found.loader.exec_module(script)
+    return script
+
+
+def test_no_setting_of_mixed_spin_depends_on_how_busy_the_machine_is() -> None:
+    script = script_of("mixed_spin")
     assert "default" in script.SETTINGS
     for name, setting in script.SETTINGS.items():
         assert setting.keys() & set(platform.WAITING), name
+
+
+def test_cuda_check_counts_the_copies_of_the_passes_it_made(tmp_path: Path) -> None:
+    """A session that is loaded runs some twenty passes of its own."""
+    script = script_of("cuda_check")
+    events = [{"cat": "Session", "name": "model_loading_uri", "ts": 0, "dur": 5}]
+    for at in range(30):
+        size = 900 if at >= 28 else 1
+        copy = {"op_name": "MemcpyToHost", "output_size": str(size)}
+        events += [
+            {"name": "m_kernel_time", "ts": 10 * at + 11, "dur": 2000, "args": copy},
+            {"name": "add_kernel_time", "ts": 10 * at + 13, "dur": 9, "args": {"op_name": "Add"}},
+            {"cat": "Session", "name": "model_run", "ts": 10 * at + 10, "dur": 8, "args": {}},
+        ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(events))
+    assert list(script.copies(trace, 2)) == [("MemcpyToHost", 2.0, 900)]
+    assert list(script.copies(trace, 4)) == [("MemcpyToHost", 2.0, 450)]
+
+
+@pytest.mark.parametrize(
+    ("device", "notes", "said"),
+    [
+        ("CUDA", [], []),
+        ("CUDA (90 of 96 operations, the others on the CPU)", ["CUDA is old"], []),
+        ("CPU, 4 threads", [], ["doesn't run on the GPU"]),
+        ("CUDA (9 of 96 operations, the others on the CPU)", [], ["only 9 of 96 operations"]),
+        (
+            "CUDA (90 of 96 operations, the others on the CPU)",
+            [attention_note("m", DEVICES["cuda"])],
+            ["attention of m"],
+        ),
+    ],
+)
+def test_cuda_check_tells_what_runs_elsewhere(
+    device: str, notes: list[str], said: list[str]
+) -> None:
+    found = script_of("cuda_check").misplaced({"device": device}, notes)
+    assert len(found) == len(said)
+    assert all(part in whole for part, whole in zip(said, found, strict=True))
+
+
+def test_cuda_check_without_cuda_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnxruntime
+    from tiny_onnx import write_tiny_onnx
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has it")
+    assert script_of("cuda_check").main([str(write_tiny_onnx(tmp_path / "m"))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "can't use CUDA" in line and "--device cpu" in line
