@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 from interrupting import Interrupted, at_each_bytecode, ctrl_c
@@ -46,6 +47,37 @@ def test_ctrl_c_at_any_point_waits_for_the_native_code(monkeypatch: pytest.Monke
 
     points = at_each_bytecode(run, native_thread, raises=True)
     assert points > 15
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_no_wait_is_without_limit(monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
+    """On Windows, Ctrl+C is seen only between waits."""
+    waits: list[float] = []
+    seen, stop = threading.Event(), threading.Event()
+    wait = native_thread._Job.wait
+
+    def watched(job: Any, *seconds: float) -> bool:
+        waits.extend(seconds or [-1])
+        if len(waits) > 3:
+            seen.set()
+        return wait(job, *seconds)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def native() -> None:
+        if given_up:
+            assert stop.wait(20)
+        seen.wait(3)  # the test fails where that is in vain
+
+    monkeypatch.setattr(native_thread._Job, "wait", watched)
+    monkeypatch.setattr(native_thread, "_LOOK_S", 0.001, raising=False)
+    if given_up:
+        with pytest.raises(KeyboardInterrupt):
+            compute(native, watch=interrupt, stop=stop.set)
+    else:
+        compute(native)
+    assert seen.is_set() and min(waits) > 0
 
 
 def test_what_fails_by_itself_is_not_stopped() -> None:

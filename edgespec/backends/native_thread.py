@@ -21,6 +21,7 @@ from edgespec.platform import after_fork
 
 _T = TypeVar("_T")
 _POLL_S = 0.02
+_LOOK_S = 0.1  # between looks for Ctrl+C, which breaks off no wait on Windows before Python 3.14
 
 
 def compute(
@@ -38,7 +39,8 @@ def compute(
     try:
         _native.put(job)
         if watch is None:
-            job.wait()
+            while not job.wait(_LOOK_S):
+                pass
         else:
             while not job.wait(_POLL_S):
                 watch()
@@ -88,8 +90,8 @@ class _Job(Generic[_T]):
         self.done = True
         self._over.release()
 
-    def wait(self, seconds: float = -1) -> bool:
-        """Wait for the end; whether it came. Without `seconds` it is waited for."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, no longer than `seconds`; whether it came."""
         return self._over.acquire(timeout=seconds)
 
     def give_up(self) -> None:
@@ -98,7 +100,7 @@ class _Job(Generic[_T]):
             return
         self.stop()
         while not self.done:
-            self.wait()
+            self.wait(_LOOK_S)
 
     def result(self) -> _T:
         """What it returned or raised; only once."""
