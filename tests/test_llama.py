@@ -656,6 +656,53 @@ def test_layers_go_to_the_gpu_unless_the_cpu_is_named(gpu: Callable[[bool], None
     assert layers(device="cuda", gpu_layers=7) == 7
 
 
+@pytest.mark.parametrize("at", ["llama_model_load_from_file", "llama_init_from_model"])
+def test_a_gpu_that_is_too_small_gives_way_unless_it_was_named(
+    tmp_path: Path, gpu: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    path = write_tiny(tmp_path / "big.gguf")
+    gpu(True)
+    native, load = getattr(lib, at), lib.llama_model_load_from_file
+    layers: list[int] = []
+
+    def loading(name: bytes, params: Any) -> Any:
+        layers.append(params.n_gpu_layers)
+        return load(name, params)
+
+    def full(*args: Any) -> Any:
+        if at == "llama_model_load_from_file":
+            layers.append(args[1].n_gpu_layers)
+        if not layers[-1]:
+            return native(*args)
+        llama.log.errors.append("unable to allocate CUDA0 buffer")
+        return None
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", loading)
+    monkeypatch.setattr(lib, at, full)
+    model = load_model(path, OPTIONS, CancelFlag())
+    assert layers[0] > 0 and layers[1:] == [0]
+    (note,) = model.notes
+    assert "runs on the CPU" in note and "unable to allocate" in note and "--gpu-layers N" in note
+    assert model.details["device"].startswith("CPU") and model.details["gpu_layers"] == "0"
+    assert model.session.forward([1, 2]).shape[0] == 1
+    for named in (LoadOptions(threads=1, device="cuda"), LoadOptions(threads=1, gpu_layers=3)):
+        layers.clear()
+        with pytest.raises(ModelError, match=r"unable to allocate.*--gpu-layers N"):
+            load_model(path, named, CancelFlag())
+        assert len(layers) == 1
+
+
+def test_what_fails_on_the_cpu_too_is_told_as_that(
+    tmp_path: Path, gpu: Callable[[bool], None]
+) -> None:
+    path = write_tiny(tmp_path / "a.gguf", metadata={"general.architecture": "nothing"})
+    gpu(True)
+    for options in (OPTIONS, LoadOptions(threads=1, gpu_layers=3)):
+        with pytest.raises(ModelError, match="unknown model architecture") as caught:
+            load_model(path, options, CancelFlag())
+        assert "--gpu-layers" not in str(caught.value)
+
+
 def test_gpus_are_named_with_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_device, "_GPU_TYPES", (0,))  # the CPU, which every build has
     assert re.fullmatch(r"CPU: .+", llama_device.gpus())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -295,10 +296,9 @@ class LlamaSession:
 
 
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
-    """Check and open a GGUF file."""
+    """Check and open a GGUF file; where no device was named, on the CPU if the GPU is too small."""
     header = read_header(path)
     tokens = entries(header)
-    head = narrow.read(header)
     name = path.name
     template = header.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
@@ -310,33 +310,29 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         raise ConfigError(f"no context can hold {options.context_size} tokens: --ctx-size")
     gpu_layers, told = choose_layers(name, options)
     notes += told
-    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(header))
     try:
-        if lib.llama_model_has_encoder(native.handle):
-            raise ModelError(f"{name} is an encoder, not a model that continues text")
-        trained = int(lib.llama_model_n_ctx_train(native.handle))
-        if trained < 1:
-            raise ModelFormatError(f"{name} is damaged: it says it was trained on no tokens")
-        context_size = options.context_size or min(trained, options.context_cap)
-        if context_size > trained:
-            notes.append(
-                f"{name} was trained on {trained} tokens; past them its answers may get worse"
-            )
-        threads = options.cpu_threads
-        tokenizer: Tokenizer
-        if head is None:
-            tokenizer = LlamaTokenizer(native, header, name)
-            session = LlamaSession(native, name, context_size, threads, cancel)
-        else:
-            from edgespec.backends.llama_narrow import NarrowSession, VocabularyOnly
-
-            tokenizer = VocabularyOnly(header)
-            session = NarrowSession(native, header, head, context_size, threads, cancel)
-    except BaseException:
-        native.close()
+        native, tokenizer, session = _open(path, header, options, gpu_layers, cancel)
+    except ModelFormatError:
         raise
+    except ModelError as error:
+        if not gpu_layers:
+            raise
+        if options.device != "auto" or options.gpu_layers is not None:
+            hint = "; fewer layers there (--gpu-layers N) need less of the GPU's memory"
+            no_room = re.search("alloc|memory", str(error), re.IGNORECASE)
+            raise ModelError(f"{error}{hint * bool(no_room)}") from error
+        gpu_layers = 0
+        native, tokenizer, session = _open(path, header, options, gpu_layers, cancel)
+        notes.append(
+            f"{name} runs on the CPU, since on the GPU it failed ({error}): --gpu-layers N puts N "
+            "layers there"
+        )
+    trained = int(lib.llama_model_n_ctx_train(native.handle))
+    if session.context_size > trained:
+        notes.append(f"{name} was trained on {trained} tokens; past them its answers may get worse")
     if not session.can_rollback:
         notes.append(f"{name} can't forget a part of its text, so it runs without speculation")
+    threads = options.cpu_threads
     where = "GPU" if gpu_layers else f"CPU, {threads} thread{'s' * (threads != 1)}"
     details = {
         "device": where,
@@ -347,10 +343,42 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "llama_cpp": version("llama-cpp-python"),
         **({"gpus": gpus()} if gpu_layers else {}),
     }
-    only_drafts = "" if head is None else "its head holds a part of its vocabulary"
+    only_drafts = (
+        "its head holds a part of its vocabulary" if narrow.read(header) is not None else ""
+    )
     return LlamaModel(
         name, session, tokenizer, template or None, notes, details, only_drafts, native
     )
+
+
+def _open(
+    path: Path, header: GGUFHeader, options: LoadOptions, gpu_layers: int, cancel: CancelFlag
+) -> tuple[NativeModel, Tokenizer, LlamaSession]:
+    """The weights, with as many layers on the GPU, their words and a context."""
+    name = path.name
+    head = narrow.read(header)
+    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(header))
+    try:
+        if lib.llama_model_has_encoder(native.handle):
+            raise ModelError(f"{name} is an encoder, not a model that continues text")
+        trained = int(lib.llama_model_n_ctx_train(native.handle))
+        if trained < 1:
+            raise ModelFormatError(f"{name} is damaged: it says it was trained on no tokens")
+        context_size = options.context_size or min(trained, options.context_cap)
+        threads = options.cpu_threads
+        tokenizer: Tokenizer
+        if head is None:
+            tokenizer = LlamaTokenizer(native, header, name)
+            session = LlamaSession(native, name, context_size, threads, cancel)
+        else:
+            from edgespec.backends.llama_narrow import NarrowSession, VocabularyOnly
+
+            tokenizer = VocabularyOnly(header)
+            session = NarrowSession(native, header, head, context_size, threads, cancel)
+        return native, tokenizer, session
+    except BaseException:
+        native.close()
+        raise
 
 
 class LlamaModel(Model):
