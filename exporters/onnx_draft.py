@@ -49,7 +49,7 @@ class OnnxSource:
     @property
     def path(self) -> Path:
         """The folder, or the graph's file where a folder has several."""
-        return self.folder.folder if self.folder.name == self.folder.folder.name else self.graph
+        return self.folder.folder if self.folder.alone else self.graph
 
     @property
     def graph(self) -> Path:

@@ -18,6 +18,8 @@ from tiny_onnx import WIDTH, write_tiny_onnx
 from edgespec import narrow
 from edgespec.backends import LoadOptions, load_model
 from edgespec.cli import main
+from edgespec.commands.draft import _destinations
+from edgespec.commands.draft_sample import Choice
 from edgespec.errors import ConfigError, ExportError, ModelFormatError
 from edgespec.exporters import draft
 from edgespec.exporters.draft import Variant, make, open_source
@@ -229,6 +231,23 @@ def test_a_model_in_the_hubs_cache_is_cut(tmp_path: Path) -> None:
         ablation.close()
     made = make(snapshot, tmp_path / "cut", Variant(blocks=(0, 2)))
     assert says(snapshot) == pytest.approx(plain) and says(made).shape == plain.shape
+
+
+@needs_ir
+def test_drafters_of_a_model_of_the_hub_are_called_after_its_repository(tmp_path: Path) -> None:
+    snapshot = write_tiny_onnx(tmp_path / "models--some--tiny" / "snapshots" / "0123", layers=3)
+    choices = [Choice("2", None, None), Choice(None, 64, None)]
+
+    def names() -> list[str]:
+        source = open_source(snapshot)
+        return [path.name for path in _destinations(tmp_path / "drafters", source, choices)]
+
+    assert open_source(snapshot).path == snapshot
+    assert names() == ["tiny-2", "tiny-v64"]
+    # Beside another graph the file is meant.
+    (snapshot / "other.onnx").write_bytes((snapshot / "model.onnx").read_bytes())
+    assert open_source(snapshot).path == snapshot / "model.onnx"
+    assert names() == ["model-2", "model-v64"]
 
 
 @needs_ir

@@ -33,11 +33,13 @@ class OnnxFolder:
         graph: the graph's file.
         folder: where tokenizer.json and the configurations are.
         name: how messages call the model.
+        alone: whether the graph is the only one there, so that the folder means it.
     """
 
     graph: Path
     folder: Path
     name: str
+    alone: bool = True
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _around(graph: Path, folder: Path) -> OnnxFolder:
         beside = folder.parent
     alone = len(list(folder.glob("*.onnx"))) == 1
     name = _name(beside)
-    return OnnxFolder(graph, beside, name if alone else f"{name}/{graph.name}")
+    return OnnxFolder(graph, beside, name if alone else f"{name}/{graph.name}", alone)
 
 
 def _name(folder: Path) -> str:
