@@ -231,7 +231,10 @@ class Runtime:
         return planner.costs if isinstance(planner, AdaptivePlanner) else None
 
     def status(self) -> PlannerStatus:
-        """What the planner is doing: drafter, lookahead or parked and why, gain over plain."""
+        """What its planner is doing: drafter, lookahead or parked and why, gain over plain.
+
+        Of answers that were given a planner of their own it says nothing.
+        """
         return self._engine.planner.status()
 
     @property

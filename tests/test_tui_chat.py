@@ -27,7 +27,7 @@ from tui_fakes import (
 )
 
 from edgespec.errors import ModelError
-from edgespec.tui import commands
+from edgespec.tui import commands, items
 from edgespec.tui.app import ChatApp
 from edgespec.tui.messages import Choice, Preferences, Settings, Turn
 
@@ -821,3 +821,14 @@ def test_loading_is_stopped_with_escape() -> None:
         assert "Loading was stopped." in screen_text(s.app)
 
     drive(stage(loading=True), body)
+
+
+def test_what_went_wrong_in_an_answer_is_told_below_it() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await say(pilot, "one")
+        await settled(pilot)
+        (note,) = [x.text for x in s.app.transcript.document.items if isinstance(x, items.Note)]
+        assert note == "model stopped drafting"
+        assert s.app.talk.turns[-1].answer == "1"
+
+    drive(stage(Script(answers=["1"], failed=("model stopped drafting",))), body)

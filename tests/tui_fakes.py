@@ -83,6 +83,7 @@ class Script:
     seconds: float = 0.05  # of a round
     reason: str = "end"
     breaks: tuple[int, EdgespecError] | None = None  # what fails behind so many rounds
+    failed: tuple[str, ...] = ()  # notes of a result
 
 
 class FakeRuntime:
@@ -209,7 +210,8 @@ class FakeGeneration:
                 probs = tuple(TokenLogprobs(token, -0.1 * (token % 9)) for token in tokens)
             yield Chunk(text, tuple(tokens), origins, probs)
         reason: Any = "cancelled" if at < len(ids) else runtime.script.reason
-        self._result = Result("".join(said), tuple(ids[:at]), (), reason, counters)
+        text, notes = "".join(said), runtime.script.failed
+        self._result = Result(text, tuple(ids[:at]), (), reason, counters, (), notes)
 
     @property
     def result(self) -> Result:

@@ -303,7 +303,8 @@ class Bridge:
         result = generation.result
         self._answered = conversation.messages[-1:]
         figures = meter.figures(result.counters, rounds_over=True)
-        self._events.append(Finished(turn, ask.answer + result.text, result.finish_reason, figures))
+        text, reason = ask.answer + result.text, result.finish_reason
+        self._events.append(Finished(turn, text, reason, figures, result.notes))
 
     # --------------------------------------------------------------------- on a thread of its own
 

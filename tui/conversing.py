@@ -314,6 +314,8 @@ class Conversing(Showing):
             case Finished():
                 self._show_figures(event.figures)
                 self._end(event)
+                for note in event.notes:
+                    pass
             case Failed():
                 self._end(event)
 

@@ -249,13 +249,15 @@ class Streamed(NamedTuple):
 class Finished(NamedTuple):
     """An answer ended by itself, at a limit, or because it was stopped.
 
-    `text` is the whole of it; continued answers include what was there before.
+    `text` is the whole of it; continued answers include what was there before. `notes` are
+    sentences about what went wrong on the way.
     """
 
     turn: int
     text: str
     reason: FinishReason
     figures: Figures
+    notes: tuple[str, ...] = ()
 
 
 class Failed(NamedTuple):
