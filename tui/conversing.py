@@ -315,7 +315,7 @@ class Conversing(Showing):
                 self._show_figures(event.figures)
                 self._end(event)
                 for note in event.notes:
-                    pass
+                    self.note(note)
             case Failed():
                 self._end(event)
 
