@@ -36,10 +36,10 @@ _MAX_ALIGNMENT: Final = 1 << 16
 _MAX_NAME: Final = 63  # bytes: ggml keeps tensor names in 64, the last one NUL
 _MAX_DIMS: Final = 4
 
-_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_UINT16, _UINT32, _BOOL, _STRING, _ARRAY = 2, 4, 7, 8, 9
 # Metadata value type -> how it lies in the file; a bool is a byte that must be 0 or 1.
 _DTYPES: Final = {
-    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "u1",
+    0: "u1", 1: "i1", _UINT16: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "u1",
     10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 
@@ -278,6 +278,8 @@ class _Reader:
             found[key] = self.value(value_type)
             if key == "general.alignment" and value_type != _UINT32:
                 self.damaged("general.alignment is not a 32-bit unsigned integer")
+            if key == "split.no" and value_type != _UINT16:  # llama.cpp aborts the process
+                self.damaged("split.no is not a 16-bit unsigned integer")
         # The later parts of a split model hold tensors and their part's number, nothing else.
         part = found.get("split.no", 0)
         default = "" if isinstance(part, int) and part > 0 else None

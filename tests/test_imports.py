@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 # A module may import from the rows above its own, and from its own row. Packages count as one.
 ORDER = [
     "errors options units not_gguf",
-    "registry tomlfile metrics session tokenizer platform terminal gguf categorical narrow",
+    "registry tomlfile metrics session tokenizer platform terminal gguf gguf_parts categorical "
+    "narrow",
     "fetch chat text noise penalties native_use",
     "sampling",
     "verify logprobs confidence exactness experience",

@@ -31,6 +31,7 @@ from tiny_gguf import (
 from edgespec import platform
 from edgespec.backends import LoadOptions, llama, llama_device, llama_tokenizer, load_model
 from edgespec.backends.llama_device import choose_layers
+from edgespec.backends.llama_probe import vocabulary
 from edgespec.chat import Message
 from edgespec.errors import (
     ConfigError,
@@ -39,6 +40,8 @@ from edgespec.errors import (
     ModelError,
     ModelFormatError,
 )
+from edgespec.gguf import GGUFHeader, TensorInfo
+from edgespec.gguf_parts import read_model
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY
 from edgespec.session import CancelFlag, Model
@@ -339,6 +342,50 @@ def test_a_list_of_2_to_the_40_strings(tmp_path: Path) -> None:
     (tmp_path / "big.gguf").write_bytes(head + b"\0" * 100)
     with pytest.raises(ModelFormatError):
         load_model(tmp_path / "big.gguf", OPTIONS, CancelFlag())
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    whole = load_model(write_tiny(tmp_path / "whole.gguf"), OPTIONS, CancelFlag())
+    first = write_tiny(tmp_path / "m-00001-of-00003.gguf", parts=3)
+    model = load_model(first, OPTIONS, CancelFlag())
+    assert (model.session.forward([3, 4, 5], 2) == whole.session.forward([3, 4, 5], 2)).all()
+    assert [part.path.name[2:7] for part in read_model(first)] == ["00001", "00002", "00003"]
+    with vocabulary(first) as native:
+        assert native.encode("a")
+    model.close()
+    whole.close()
+
+
+def test_parts_that_are_no_model(tmp_path: Path) -> None:
+    first = write_tiny(tmp_path / "m-00001-of-00003.gguf", parts=3)
+    second, third = (tmp_path / f"m-0000{n}-of-00003.gguf" for n in (2, 3))
+    message = refused(second)
+    assert "part 2 of 3" in message and "name the first one, m-00001-of-00003.gguf" in message
+    other = first.rename(tmp_path / "other.gguf")
+    assert "must have a name that ends in -00001-of-00003.gguf" in refused(other)
+    other.rename(first)
+    data = third.read_bytes()
+    assert data.count(b"split.no") == 1
+    at = data.index(b"split.no") + 8
+    for changed, why in (
+        (data[: len(data) - 40], "m-00003-of-00003.gguf is cut short"),
+        (second.read_bytes(), "it isn't part 3 of a model"),
+        # The same number in eight bits, and a byte of padding where the count's name is longer.
+        (data[:at] + struct.pack("<IH", 3, 2) + data[at + 6 :], "16-bit unsigned"),
+    ):
+        third.write_bytes(changed)
+        assert why in refused(first)
+    third.unlink()
+    assert "m-00003-of-00003.gguf doesn't exist" in refused(first)
+
+
+def test_what_is_laid_out_anew_is_counted_over_all_parts() -> None:
+    def part(kind: int) -> GGUFHeader:
+        info = TensorInfo("a", (256,), kind, 0, 256)
+        return GGUFHeader(Path("a.gguf"), 3, {}, (info,), 0)
+
+    assert llama._repacked([part(lib.GGML_TYPE_F32), part(lib.GGML_TYPE_Q4_0)])
+    assert not llama._repacked([part(lib.GGML_TYPE_F32)])
 
 
 def test_an_encoder(tmp_path: Path) -> None:

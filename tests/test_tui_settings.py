@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from tiny_gguf import write_tiny
 
 from edgespec.errors import ConfigError, EdgespecError
+from edgespec.gguf_parts import part_files
 from edgespec.registry import Registry, load_registry
 from edgespec.sampling import SamplingParams
 from edgespec.tui import clipboard
@@ -389,6 +390,22 @@ def test_a_files_memory_is_that_of_what_is_loaded(registry: Registry, tmp_path: 
     for name in ("a.onnx", "b.onnx"):
         (folder / name).touch()
     assert "name one of a.onnx, b.onnx" in info(folder).problem
+
+
+def test_a_model_in_several_files_is_all_of_them(registry: Registry, tmp_path: Path) -> None:
+    first = write_tiny(tmp_path / "m-00001-of-00002.gguf", parts=2)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    (info,) = list_pairs(registry, [str(first)], here=lambda spec: False)[:1]
+    sizes = first.stat().st_size, second.stat().st_size
+    assert info.memory_bytes - sum(sizes) == 400_000_000
+    assert check_file(str(first)) == str(first)
+    with pytest.raises(EdgespecError, match="name the first one, m-00001"):
+        check_file(str(second))
+    second.unlink()
+    with pytest.raises(EdgespecError, match=r"m-00002-of-00002\.gguf doesn't exist"):
+        check_file(str(first))
+    for odd in ("m-00003-of-00002.gguf", "m-00001-of-99999.gguf", "m-1-of-2.gguf"):
+        assert part_files(tmp_path / odd) == [tmp_path / odd]
 
 
 def test_a_file_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

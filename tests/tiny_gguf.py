@@ -38,8 +38,11 @@ def write_tiny(
     context: int = 512,
     seed: int = 0,
     scale: float = 0.3,
+    parts: int = 1,
 ) -> Path:
-    """A llama model; `metadata` adds to or (with None) takes away from what it says of itself."""
+    """A llama model; `metadata` adds to or (with None) takes away from what it says of itself.
+
+    `parts`: how many files it is split into, of which `path` is the first."""
     if tokens is None or types is None:
         tokens, types = spm_vocabulary()
     values: dict[str, Any] = {
@@ -78,7 +81,18 @@ def write_tiny(
     tensors["output_norm.weight"] = np.ones(WIDTH, np.float32)
     tensors["output.weight"] = weights(len(tokens), WIDTH)
 
-    return write_gguf(path, values, tensors)
+    if parts == 1:
+        return write_gguf(path, values, tensors)
+    for number in range(parts):
+        split = {
+            "split.no": np.uint16(number),
+            "split.count": np.uint16(parts),
+            "split.tensors.count": np.int32(len(tensors)),
+        }
+        own = {name: tensors[name] for name in list(tensors)[number::parts]}
+        file = path.with_name(path.name.replace("-00001-of", f"-{number + 1:05}-of"))
+        write_gguf(file, split if number else {**values, **split}, own)
+    return path
 
 
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:
@@ -197,6 +211,8 @@ def _value(value: Any) -> bytes:
 def _typed(value: Any) -> tuple[int, bytes]:
     if isinstance(value, bool):
         return 7, bytes([value])
+    if isinstance(value, np.uint16 | np.int32):
+        return (2 if isinstance(value, np.uint16) else 5), value.tobytes()
     if isinstance(value, int):
         return 4, struct.pack("<I", value)
     if isinstance(value, float):

@@ -13,7 +13,7 @@ from pathlib import Path
 from edgespec.backends import onnx_folder
 from edgespec.errors import ConfigError, ModelFormatError
 from edgespec.fetch import is_here, lost
-from edgespec.gguf import read_header
+from edgespec.gguf_parts import part_files, read_model
 from edgespec.registry import OVERHEAD_BYTES, ModelSpec, PairSpec, Registry, size_on_disk
 from edgespec.terminal import printable
 from edgespec.tui.messages import Choice
@@ -109,7 +109,7 @@ def check_file(text: str) -> str:
             hint = f"; name a file in it, such as {printable(inside[0])}" if inside else ""
             raise ConfigError(f"There is no ONNX model in {printable(str(path))}{hint}.")
         if path.suffix.lower() != ".onnx":
-            read_header(path)
+            read_model(path)
         elif not path.is_file():
             raise ConfigError(f"There is no file {printable(str(path))}.")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home folder for "~"
@@ -149,7 +149,8 @@ def _of_file(name: str, memory_bytes: int | None) -> PairInfo:
         if model is None and path.is_dir():
             problem = f"There is no ONNX model in {name} any more."
         else:  # of a folder, what is loaded: other graphs and checkpoints may lie beside it
-            need = size_on_disk(path if model is None else model.graph) + OVERHEAD_BYTES
+            files = part_files(path) if model is None else [model.graph]
+            need = sum(map(size_on_disk, files)) + OVERHEAD_BYTES
     except (FileNotFoundError, NotADirectoryError):
         problem = f"{name} is not there any more."
     except (OSError, ValueError) as error:

@@ -34,7 +34,8 @@ from edgespec.errors import (
     ModelFormatError,
     RollbackError,
 )
-from edgespec.gguf import GGUFHeader, read_header
+from edgespec.gguf import GGUFHeader
+from edgespec.gguf_parts import read_model
 from edgespec.native_use import NativeUse
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 from edgespec.tokenizer import Tokenizer
@@ -297,7 +298,8 @@ class LlamaSession:
 
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     """Check and open a GGUF file; where no device was named, on the CPU if the GPU is too small."""
-    header = read_header(path)
+    parts = read_model(path)
+    header = parts[0]
     tokens = entries(header)
     name = path.name
     template = header.metadata.get("tokenizer.chat_template")
@@ -311,7 +313,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     gpu_layers, told = choose_layers(name, options)
     notes += told
     try:
-        native, tokenizer, session = _open(path, header, options, gpu_layers, cancel)
+        native, tokenizer, session = _open(parts, options, gpu_layers, cancel)
     except ModelFormatError:
         raise
     except ModelError as error:
@@ -322,7 +324,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             no_room = re.search("alloc|memory", str(error), re.IGNORECASE)
             raise ModelError(f"{error}{hint * bool(no_room)}") from error
         gpu_layers = 0
-        native, tokenizer, session = _open(path, header, options, gpu_layers, cancel)
+        native, tokenizer, session = _open(parts, options, gpu_layers, cancel)
         notes.append(
             f"{name} runs on the CPU, since on the GPU it failed ({error}): --gpu-layers N puts N "
             "layers there"
@@ -352,12 +354,13 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
 
 
 def _open(
-    path: Path, header: GGUFHeader, options: LoadOptions, gpu_layers: int, cancel: CancelFlag
+    parts: Sequence[GGUFHeader], options: LoadOptions, gpu_layers: int, cancel: CancelFlag
 ) -> tuple[NativeModel, Tokenizer, LlamaSession]:
     """The weights, with as many layers on the GPU, their words and a context."""
-    name = path.name
+    header = parts[0]
+    path, name = header.path, header.path.name
     head = narrow.read(header)
-    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(header))
+    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(parts))
     try:
         if lib.llama_model_has_encoder(native.handle):
             raise ModelError(f"{name} is an encoder, not a model that continues text")
@@ -392,13 +395,14 @@ class LlamaModel(Model):
         self._native.close()
 
 
-def _repacked(header: GGUFHeader) -> bool:
+def _repacked(parts: Sequence[GGUFHeader]) -> bool:
     """Whether llama.cpp will lay a good part of the weights out anew for the CPU's instructions.
 
     It copies them for that, so a mapped file would stay in memory beside the copy.
     """
-    copied = sum(t.nbytes for t in header.tensors if t.type in _REPACKED_TYPES)
-    return copied > 0.2 * sum(t.nbytes for t in header.tensors)
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    copied = sum(t.nbytes for t in tensors if t.type in _REPACKED_TYPES)
+    return copied > 0.2 * sum(t.nbytes for t in tensors)
 
 
 def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:

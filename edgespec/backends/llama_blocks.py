@@ -22,7 +22,7 @@ from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
-from edgespec.gguf import read_header
+from edgespec.gguf_parts import read_model
 from edgespec.session import CancelFlag, Logits
 
 WINDOW = 128
@@ -39,7 +39,7 @@ class Ablation:
         self, path: Path, tokens: Sequence[int], options: LoadOptions, cancel: CancelFlag
     ) -> None:
         """`tokens`: a text as ids; as many whole windows of it are read as there are."""
-        entries(read_header(path))
+        entries(read_model(path)[0])
         if len(tokens) < WINDOW:
             raise ModelError(f"{WINDOW} tokens of text are needed to tell what a block does")
         self._windows = [

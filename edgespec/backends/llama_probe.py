@@ -1,6 +1,6 @@
 """What llama.cpp makes of a GGUF file, for those who check a file that was just written.
 
-Invariant: only files that `read_header` and `entries` have passed get to native code, and whatever
+Invariant: only files that `read_model` and `entries` have passed get to native code, and whatever
 was opened is freed when the call ends or the block is left.
 """
 
@@ -19,7 +19,7 @@ from edgespec import platform
 from edgespec.backends.llama_log import start_backend
 from edgespec.backends.llama_tokenizer import Characters, entries
 from edgespec.errors import ModelError
-from edgespec.gguf import read_header
+from edgespec.gguf_parts import read_model
 from edgespec.session import Logits
 
 
@@ -53,7 +53,7 @@ class NativeVocabulary:
 @contextmanager
 def vocabulary(path: Path) -> Iterator[NativeVocabulary]:
     """Open a file's vocabulary alone. Raises ModelError where llama.cpp refuses it."""
-    tokens = entries(read_header(path))
+    tokens = entries(read_model(path)[0])
     with _opened(path, vocab_only=True) as handle:
         yield NativeVocabulary(handle, path, tokens)
 
@@ -64,7 +64,7 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
     The cache is in 32 bits and attention is computed plainly, so that what differs from another
     implementation is the weights. Raises ModelError.
     """
-    entries(read_header(path))
+    entries(read_model(path)[0])
     with _opened(path, vocab_only=False) as model:
         n = len(tokens)
         params = lib.llama_context_default_params()
