@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -668,6 +670,7 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end in a letter
 
     def type(self, text: str) -> None:
         os.write(self.ours, text.encode())
@@ -675,16 +678,26 @@ class Terminal:
     def press_ctrl_c(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def wait_for(self, pattern: str) -> str:
+    def press_ctrl_c_at_the_prompt(self, pattern: str) -> None:
+        """Again where the line editor wasn't waiting yet: Python then tells it at the next key."""
+        until = time.monotonic() + 60
+        while not re.search(pattern, self.seen):
+            assert time.monotonic() < until, self.seen
+            self.press_ctrl_c()
+            with suppress(AssertionError):
+                self.wait_for(f"(?={pattern})", seconds=1)
+        self.wait_for(pattern)
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """Everything up to the pattern, which is taken off."""
         import select
 
-        until = time.monotonic() + 60
+        until = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen)):
             assert time.monotonic() < until, self.seen
             if select.select([self.ours], [], [], 0.2)[0]:
                 try:
-                    self.seen += os.read(self.ours, 65536).decode("utf-8", "replace")
+                    self.seen += self._text.decode(os.read(self.ours, 65536))
                 except OSError:
                     pytest.fail(f"the chat ended: {self.seen}")
         before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
@@ -703,8 +716,7 @@ def test_ctrl_c_in_a_terminal(folder: Path) -> None:
     try:
         chat.wait_for("/help lists")
         chat.wait_for("> ")
-        chat.press_ctrl_c()  # at the prompt
-        chat.wait_for("/quit leaves")
+        chat.press_ctrl_c_at_the_prompt("/quit leaves")
         for question in ("a", "b c"):  # in an answer
             chat.wait_for("> ")
             chat.type(question + "\n")
