@@ -55,11 +55,15 @@ class Source(Protocol):
 
     Attributes:
         blocks: how many it has.
-        suffix: what the name of a drafter made from it ends in.
+        stem: what the names of drafters made from it begin with.
+        suffix: what they end in.
     """
 
     @property
     def path(self) -> Path: ...
+
+    @property
+    def stem(self) -> str: ...
 
     @property
     def blocks(self) -> int: ...
@@ -90,6 +94,10 @@ class GGUFSource:
     @property
     def path(self) -> Path:
         return self.header.path
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
 
     @property
     def blocks(self) -> int:

@@ -43,6 +43,10 @@ _PACKAGES = {
     "onnxruntime_genai": "onnxruntime-genai",
 }
 _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
+_FLOATS = 2_000_000_000
+"""Parameters up to which a graph is also checked as it is before its weights become fewer bits: of
+larger models that copy would take too much of the disk, and minutes."""
+_PLAIN = "floats"  # the folder with that copy
 _ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
 
 
@@ -53,6 +57,7 @@ class Plan:
     Attributes:
         size_bytes: of the folder. disk_bytes: what the work takes. memory_bytes: at its peak.
         seconds: a rough guess, from two cores of a server.
+        floats: whether the graph is also checked as it is before its weights become fewer bits.
     """
 
     dtype: str
@@ -62,6 +67,7 @@ class Plan:
     disk_bytes: int
     memory_bytes: int
     seconds: float
+    floats: bool
 
     @property
     def sentence(self) -> str:
@@ -134,11 +140,12 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
     copy = numbers * (2 if dtype == "fp16" else 4) if style == "portable" else 0
+    floats = dtype in ("int4", "int8") and numbers <= _FLOATS
     # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
     held = 2 * checkpoint.size_bytes if style == "fused" else checkpoint.size_bytes + 2 * copy
     return Plan(
-        dtype, style, architecture, size, size + copy, held + (1 << 30),
-        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30),
+        dtype, style, architecture, size, size + copy + 4 * numbers * floats, held + (1 << 30),
+        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30), floats,
     )  # fmt: skip
 
 
@@ -174,11 +181,18 @@ def export(
         report("checking against the checkpoint")
         from edgespec.exporters import onnx_gate
 
-        parity = onnx_gate.check(
-            folder, made.reference, made.ids, dtype, in_place=planned.style == "fused",
-            behind=made.behind,
-        )  # fmt: skip
+        fused = planned.style == "fused"
+        with onnx_gate.advice(fused=fused):
+            plain, floats = work.folder / _PLAIN, None
+            if planned.floats:
+                floats = onnx_gate.check_floats(plain, made.reference, made.ids, in_place=fused)
+                shutil.rmtree(plain, ignore_errors=True)
+            parity = onnx_gate.check(
+                folder, made.reference, made.ids, dtype, in_place=fused, behind=made.behind
+            )
         onnx_gate.check_folder(folder)
+        if floats is not None:
+            parity["before_quantising"] = floats
         parity["ids"] = {"equal": True, "texts": len(made.ids)}
         tool = "onnxruntime-genai" if planned.style == "fused" else "optimum-onnx"
         description = manifest.describe(
@@ -249,7 +263,7 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
     vocabulary = loaded.get_input_embeddings().weight.shape[0]
     half = planned.dtype == "fp16"
     report(f"making the {planned.style} graph")
-    scratch = folder.with_name("plain")
+    scratch = folder.with_name("scratch")
     if planned.style == "fused":
         model, builder = onnx_fused.build(loaded, planned.architecture, scratch, half=half)
         onnx_fused.write_config(builder, checkpoint, folder)
@@ -266,6 +280,10 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
         onnx_graph.select_rows(model, ends.head)
     else:
         notes.append("its head wasn't found, so a prompt computes the logits of every position")
+    if planned.floats:
+        plain = folder.with_name(_PLAIN)
+        plain.mkdir()
+        onnx_file.write(model, plain, {}, report)  # from where its tensors are read from now on
     changed = onnx_weights.Quantised()
     if planned.dtype in ("int4", "int8"):
         changed = onnx_weights.quantise(

@@ -59,6 +59,11 @@ class OnnxSource:
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def stem(self) -> str:
+        """See `draft.Source`; a folder of the hub's cache is called after a commit."""
+        return self.name.rsplit("/", 1)[-1].removesuffix(".onnx")
+
     @cached_property
     def blocks(self) -> int:
         from edgespec.exporters import onnx_draft_blocks

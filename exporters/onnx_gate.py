@@ -1,12 +1,14 @@
 """Whether an exported graph is the model it was made from.
 
 Invariant: the graph is run from its file, as everyone will run it, and in steps as decoding takes
-them; what fails is said with its place.
+them; what fails is said with its place. Few bits hide much, so the graph is also run as it was before
+its weights became fewer bits, where that was kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ STEP_LIMITS: Mapping[str, Limits] = {
     "int4": Limits(mean_kl=0.03, top1=0.85, worst=8.0),
 }
 
+_FLOATS = "code"  # the text that a float graph is run on
 _STEPS = 40  # tokens that are taken one at a time
 
 
@@ -83,6 +86,21 @@ def check(
     return figures
 
 
+def check_floats(
+    folder: Path, reference: Mapping[str, Floats], ids: Mapping[str, list[int]], *, in_place: bool
+) -> dict[str, Any]:
+    """The figures of one text through a float graph, by the limits of float32. Raises ExportError.
+
+    Without them 4 bits would hide a norm of another kind, or a rotation that is a little off.
+    """
+    text = ids[_FLOATS]
+    graph = Graph(folder / MODEL, in_place=in_place, room=len(text) + 1, mapped=True)
+    against = compare({_FLOATS: reference[_FLOATS]}, {_FLOATS: graph.forward(text)})
+    what = "Before its weights became fewer bits its logits weren't the checkpoint's"
+    _refuse(what, LIMITS["fp32"].refusal(against))
+    return against.as_json()
+
+
 def check_folder(folder: Path) -> None:
     """Open it as the runtime does. Raises ExportError where it could be no target there."""
     from edgespec.backends import LoadOptions, load_model
@@ -100,6 +118,17 @@ def check_folder(folder: Path) -> None:
     model.close()
     if model.only_drafts:
         _refuse("It could check no drafts", model.only_drafts)
+
+
+@contextlib.contextmanager
+def advice(*, fused: bool) -> Iterator[None]:
+    """Name the other style where a check of a fused graph fails."""
+    try:
+        yield
+    except ExportError as error:
+        if not fused:
+            raise
+        raise ExportError(f"{str(error).rstrip('.')}; --portable may do.") from error
 
 
 def _refuse(what: str, reason: str | None) -> None:

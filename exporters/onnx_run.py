@@ -71,15 +71,24 @@ class Graph:
     """
 
     def __init__(
-        self, path: Path, *, in_place: bool, room: int = 0, threads: int | None = None
+        self,
+        path: Path,
+        *,
+        in_place: bool,
+        room: int = 0,
+        threads: int | None = None,
+        mapped: bool = False,
     ) -> None:
         """Open model.onnx on the CPU.
 
         in_place: the graph's attention writes behind what is in the cache, which has `room`
-        positions. Raises ExportError where ONNX Runtime can't load it.
+        positions. mapped: weights stay in their file, in no memory but the system's own copy of
+        it. Raises ExportError where ONNX Runtime can't load it.
         """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        if mapped:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         if threads is not None:
             options.intra_op_num_threads = threads
         try:

@@ -741,9 +741,58 @@ def test_a_graph_that_is_another_model_is_refused(
         return build(loaded, *args, **options)
 
     monkeypatch.setattr(onnx_fused, "build", wrong)
-    with pytest.raises(ExportError, match=f"failed its check.*{what}.*position"):
+    with pytest.raises(ExportError, match=f"failed its check.*{what}.*position.*--portable may"):
         exporter.export(checkpoint(tied=False), tmp_path / "out", dtype="fp32")
     assert list(tmp_path.iterdir()) == []
+
+
+@with_extra
+@pytest.mark.parametrize("style", ["fused", "portable"])
+def test_what_few_bits_would_hide_is_seen_before(
+    style: Any,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from edgespec.exporters import onnx_fused, onnx_portable
+
+    module = onnx_fused if style == "fused" else onnx_portable
+    build = module.build
+
+    def wrong(loaded: Any, *args: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            for name, weight in loaded.named_parameters():
+                if "o_proj" in name:
+                    weight.mul_(1.05)
+        return build(loaded, *args, **options)
+
+    monkeypatch.setattr(module, "build", wrong)
+    source = checkpoint(tied=False)
+    said = "Before its weights became fewer bits its logits weren't the checkpoint's: mean KL"
+    with pytest.raises(ExportError, match=said) as caught:
+        exporter.export(source, tmp_path / "out", dtype="int4", style=style)
+    assert ("; --portable may do" in str(caught.value)) == (style == "fused")
+    assert list(tmp_path.iterdir()) == []
+    whole = exporter.plan(source, "int4", style).disk_bytes
+    monkeypatch.setattr(exporter, "_FLOATS", source.parameters - 1)  # a model too large for that
+    assert whole - exporter.plan(source, "int4", style).disk_bytes == 4 * source.parameters
+    result = exporter.export(source, tmp_path / "out", dtype="int4", style=style)
+    assert "before_quantising" not in result.parity
+
+
+@with_extra
+@pytest.mark.parametrize("dtype", ["int4", "fp32"])
+def test_the_figures_before_quantising_are_kept(
+    dtype: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    parity = exporter.export(checkpoint(), tmp_path / "out", dtype=dtype).parity
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    if dtype == "int4":
+        assert parity["before_quantising"]["mean_kl"] < 1e-9 < parity["logits"]["mean_kl"]
+    else:
+        assert "before_quantising" not in parity
 
 
 @with_extra

@@ -160,11 +160,7 @@ def _destinations(out: Path, source: Source, asked: Sequence[Choice]) -> list[Pa
         return [out]  # where an ONNX model is already, it is meant to be replaced
     if len(asked) > 1 and out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file: {len(asked)} drafters need a folder, so name another")
-    if source.suffix:
-        stem = source.path.stem
-    else:  # a folder of the hub's cache is called after a commit
-        stem = source.name.rsplit("/", 1)[-1].removesuffix(".onnx")
-    return [out / f"{stem}-{choice.label}{source.suffix}" for choice in asked]
+    return [out / f"{source.stem}-{choice.label}{source.suffix}" for choice in asked]
 
 
 @contextmanager
