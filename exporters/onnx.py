@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from edgespec.backends.ort_graph import ROWS
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint, Outline
@@ -295,7 +296,7 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
     onnx_file.write(model, folder, changed.aliases, report)
     shutil.rmtree(scratch, ignore_errors=True)
     _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, changed)
-    optional = [onnx_graph.ROWS] if ends.head is not None else []
+    optional = [ROWS] if ends.head is not None else []
     return _Made(reference, behind, ids, optional, tuple(notes))
 
 

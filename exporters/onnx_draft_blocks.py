@@ -16,6 +16,7 @@ from itertools import pairwise
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgespec.backends.ort_graph import present_names
 from edgespec.errors import ExportError
 from edgespec.exporters import onnx_draft_norms
 
@@ -102,8 +103,8 @@ def keep(model: ir.Model, name: str, kept: Sequence[int]) -> None:
             for node, index in list(value.uses()):
                 if node.op_type in _SHAPES:  # only its length is asked for
                     node.replace_input_with(index, stand_in)
-    lost = {_present(value.name or "") for block in gone for value in caches[block]}
-    lost |= {_present(value.name or "", "past") for block in gone for value in caches[block]}
+    values = [value for block in gone for value in caches[block]]
+    lost = {name for value in values for name in present_names(value.name or "")}
     graph.outputs[:] = [value for value in graph.outputs if value.name not in lost]
     RemoveUnusedNodesPass()(model)
     readers = _find_readers(graph)  # a branch that is gone would still count as a use
@@ -233,15 +234,10 @@ def _renumber(graph: ir.Graph, caches: dict[int, list[ir.Value]], kept: Sequence
     for new, old in enumerate(kept):
         for value in caches[old]:
             name = value.name or ""
-            for present in (_present(name), _present(name, "past")):
+            for present in present_names(name):
                 if present in outputs:
                     outputs[present].name = _numbered(present, new)
             value.name = _numbered(name, new)
-
-
-def _present(past: str, word: str = "past_key_values") -> str:
-    """What the output is called that continues an input: past_key_values.0.key -> present.0.key."""
-    return past.replace(word, "present", 1)
 
 
 def _number(name: str) -> int:

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from edgespec.backends.ort_graph import ROWS
 from edgespec.errors import ExportError, ModelError
 from edgespec.exporters import onnx_draft_blocks, onnx_draft_source, onnx_run
 from edgespec.exporters.onnx_draft_blocks import LEFT_OUT
-from edgespec.exporters.onnx_graph import ROWS
 from edgespec.exporters.parity import Floats
 
 WINDOW = 128

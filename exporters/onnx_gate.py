@@ -1,8 +1,8 @@
 """Whether an exported graph is the model it was made from.
 
 Invariant: the graph is run from its file, as everyone will run it, and in steps as decoding takes
-them; what fails is said with its place. Few bits hide much, so the graph is also run as it was before
-its weights became fewer bits, where that was kept.
+them; what fails is said with its place. Few bits hide much, so the graph is also run as it was
+before its weights became fewer bits, where that was kept.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-ROWS = "logits_rows"
-"""The optional input that names the positions, within one pass, whose logits are wanted."""
+from edgespec.backends.ort_graph import ROWS
 
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
 BLOCKS = "MatMulNBits"

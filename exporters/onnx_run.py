@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from edgespec.backends.ort_graph import ROWS, present_names
 from edgespec.errors import ExportError
 from edgespec.exporters.machine import no_memory
-from edgespec.exporters.onnx_graph import ROWS
 
 _TYPES: dict[str, Any] = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_,
@@ -104,6 +104,12 @@ class Graph:
         self._inputs = {value.name: value for value in declared}
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._caches = [name for name in self._inputs if name.startswith("past")]
+        self._past_of = {
+            name: past
+            for past in self._caches
+            for name in present_names(past)
+            if name in self._outputs
+        }
         self.in_place = in_place
         self._room = room
         self.length = 0
@@ -135,8 +141,8 @@ class Graph:
         for name, value in self._past.items():
             binding.bind_ortvalue_input(name, value)
         for name in self._outputs:
-            past = _past_name(name)
-            if self.in_place and past in self._past:
+            past = self._past_of.get(name)
+            if self.in_place and past is not None:
                 binding.bind_ortvalue_output(name, self._past[past])
             else:
                 binding.bind_output(name, "cpu")
@@ -149,7 +155,7 @@ class Graph:
             raise ExportError(f"A pass through what was exported failed: {reason}") from error
         made = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         if not self.in_place:
-            self._past = {p: made[n] for n in made if (p := _past_name(n)) in self._past}
+            self._past = {past: made[name] for name, past in self._past_of.items()}
         self.length += count
         logits = made["logits"].numpy()[0].astype(np.float32)
         if rows is not None and ROWS not in self._inputs:
@@ -169,7 +175,3 @@ class Graph:
     def selects_rows(self) -> bool:
         """Whether the graph can be asked for some positions' logits alone."""
         return ROWS in self._inputs
-
-
-def _past_name(present: str) -> str:
-    return present.replace("present.", "past_key_values.", 1)

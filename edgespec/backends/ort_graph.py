@@ -152,9 +152,14 @@ def read_graph(name: str, inputs: Sequence[Declared], outputs: Sequence[Declared
     return Graph(integers, keep_rank, merged, logits.name, element, tuple(cache))
 
 
-def _cache_tensor(name: str, entry: Declared, returned: dict[str, Declared]) -> CacheTensor:
+def present_names(past: str) -> list[str]:
+    """What the output may be called that continues an input of the cache."""
     # past_key_values.0.key -> present.0.key; past_key_0 -> present_key_0.
-    names = [entry.name.replace(word, "present", 1) for word in ("past_key_values", "past")]
+    return [past.replace(word, "present", 1) for word in ("past_key_values", "past")]
+
+
+def _cache_tensor(name: str, entry: Declared, returned: dict[str, Declared]) -> CacheTensor:
+    names = present_names(entry.name)
     present = next((returned[n] for n in names if n in returned), None)
     if present is None:
         raise ModelFormatError(f"{name} takes {entry.name} and returns nothing that continues it")
