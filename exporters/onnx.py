@@ -25,7 +25,7 @@ from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import refuse_existing, require_text, stage
+from edgespec.exporters.staging import has_space, refuse_existing, require_text, stage
 from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ class Plan:
     """What an export will be, before anything is read.
 
     Attributes:
-        size_bytes: of the folder. disk_bytes: what the work takes. memory_bytes: at its peak.
+        size_bytes: of the folder. memory_bytes: at the work's peak.
+        disk_bytes: what the work takes at its peak, the folder included, without a check of floats.
+        floats_bytes: what it takes beside that to check the graph also as it is before its weights
+            become fewer bits, for which there may be no room; 0 where that isn't checked.
         seconds: a rough guess, from two cores of a server.
-        floats: whether the graph is also checked as it is before its weights become fewer bits.
     """
 
     dtype: str
@@ -67,14 +69,15 @@ class Plan:
     size_bytes: int
     disk_bytes: int
     memory_bytes: int
+    floats_bytes: int
     seconds: float
-    floats: bool
 
     @property
     def sentence(self) -> str:
         minutes = max(1, round(self.seconds / 60))
         return (
-            f"{self.style}, {self.dtype}: about {human_bytes(self.size_bytes)}, "
+            f"{self.style}, {self.dtype}: about {human_bytes(self.size_bytes)}, up to "
+            f"{human_bytes(self.disk_bytes + self.floats_bytes)} of disk meanwhile, "
             f"{human_bytes(self.memory_bytes)} of memory and {minutes} "
             f"minute{'s' * (minutes > 1)} on two free cores"
         )
@@ -141,12 +144,12 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
     copy = numbers * (2 if dtype == "fp16" else 4) if style == "portable" else 0
-    floats = dtype in ("int4", "int8") and numbers <= _FLOATS
+    floats = 4 * numbers if dtype in ("int4", "int8") and numbers <= _FLOATS else 0
     # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
     held = 2 * checkpoint.size_bytes if style == "fused" else checkpoint.size_bytes + 2 * copy
     return Plan(
-        dtype, style, architecture, size, size + copy + 4 * numbers * floats, held + (1 << 30),
-        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30), floats,
+        dtype, style, architecture, size, size + copy, held + (1 << 30), floats,
+        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30),
     )  # fmt: skip
 
 
@@ -177,7 +180,9 @@ def export(
     ):
         folder = work.folder / "model"
         folder.mkdir()
-        made = _make(checkpoint, planned, folder, report)
+        room = has_space(folder, planned.disk_bytes + planned.floats_bytes)
+        floats_too = planned.floats_bytes > 0 and room
+        made = _make(checkpoint, planned, folder, report, floats=floats_too)
         gc.collect()  # the torch model lives in circles, and the graph is loaded next
         report("checking against the checkpoint")
         from edgespec.exporters import onnx_gate
@@ -185,7 +190,7 @@ def export(
         fused = planned.style == "fused"
         with onnx_gate.advice(fused=fused):
             plain, floats = work.folder / _PLAIN, None
-            if planned.floats:
+            if floats_too:
                 floats = onnx_gate.check_floats(plain, made.reference, made.ids, in_place=fused)
                 shutil.rmtree(plain, ignore_errors=True)
             parity = onnx_gate.check(
@@ -237,8 +242,13 @@ class _Made:
     notes: tuple[str, ...]
 
 
-def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -> _Made:
-    """Write the graph and its text files; the torch model is gone when this returns."""
+def _make(
+    checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report, *, floats: bool
+) -> _Made:
+    """Write the graph and its text files; the torch model is gone when this returns.
+
+    floats: whether to write the graph beside it as it is before its weights become fewer bits.
+    """
     from edgespec.exporters import (
         onnx_file,
         onnx_fused,
@@ -281,10 +291,15 @@ def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -
         onnx_graph.select_rows(model, ends.head)
     else:
         notes.append("its head wasn't found, so a prompt computes the logits of every position")
-    if planned.floats:
+    if floats:
         plain = folder.with_name(_PLAIN)
         plain.mkdir()
         onnx_file.write(model, plain, {}, report)  # from where its tensors are read from now on
+    elif planned.floats_bytes:
+        notes.append(
+            "it wasn't checked before its weights became fewer bits, where more is seen: the disk "
+            f"has no room for {human_bytes(planned.disk_bytes + planned.floats_bytes)} meanwhile"
+        )
     changed = onnx_weights.Quantised()
     if planned.dtype in ("int4", "int8"):
         changed = onnx_weights.quantise(

@@ -34,7 +34,9 @@ def export_pair(
     plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
     require_same_tokens(target, draft)
     wanted = {"format": "onnx pair"}
-    need = sum(planned.disk_bytes for planned in plans)
+    # What the first takes beside its folder is gone when the second begins.
+    beside = max(planned.disk_bytes - planned.size_bytes for planned in plans)
+    need = sum(planned.size_bytes for planned in plans) + beside
     with stage(out, wanted=wanted, need_bytes=need, overwrite=overwrite) as work:
         pair = work.folder / "pair"
         made = [

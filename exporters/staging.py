@@ -227,12 +227,17 @@ def require_text(*paths: Path | str) -> None:
 
 def require_space(folder: Path, need_bytes: int) -> None:
     """Raises ExportError where the disk of `folder` has no room for `need_bytes` and a little."""
-    free = free_bytes(folder)
-    if need_bytes > 0 and free < need_bytes + _SPARE_BYTES:
+    if not has_space(folder, need_bytes):
         raise DiskError(
             f"This needs {human_bytes(need_bytes)} on the disk of {folder}, where "
-            f"{human_bytes(free)} is free; make room, or choose a place on another disk."
+            f"{human_bytes(free_bytes(folder))} is free; make room, or choose a place on another "
+            "disk."
         )
+
+
+def has_space(folder: Path, need_bytes: int) -> bool:
+    """Whether the disk of `folder` has room for `need_bytes` and a little."""
+    return need_bytes <= 0 or free_bytes(folder) >= need_bytes + _SPARE_BYTES
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import onnx as exporter
 from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.parity import Limits, compare, differing_ids
+from edgespec.units import human_bytes
 
 _NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai", "optimum")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -775,11 +776,11 @@ def test_what_few_bits_would_hide_is_seen_before(
         exporter.export(source, tmp_path / "out", dtype="int4", style=style)
     assert ("; --portable may do" in str(caught.value)) == (style == "fused")
     assert list(tmp_path.iterdir()) == []
-    whole = exporter.plan(source, "int4", style).disk_bytes
+    assert exporter.plan(source, "int4", style).floats_bytes == 4 * source.parameters
     monkeypatch.setattr(exporter, "_FLOATS", source.parameters - 1)  # a model too large for that
-    assert whole - exporter.plan(source, "int4", style).disk_bytes == 4 * source.parameters
+    assert exporter.plan(source, "int4", style).floats_bytes == 0
     result = exporter.export(source, tmp_path / "out", dtype="int4", style=style)
-    assert "before_quantising" not in result.parity
+    assert "before_quantising" not in result.parity and result.notes == ()
 
 
 @with_extra
@@ -793,6 +794,58 @@ def test_the_figures_before_quantising_are_kept(
         assert parity["before_quantising"]["mean_kl"] < 1e-9 < parity["logits"]["mean_kl"]
     else:
         assert "before_quantising" not in parity
+
+
+def _disk_with(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for so many bytes, and for those that are always left free."""
+    usage = SimpleNamespace(free=free + 50_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+
+
+@with_extra
+@pytest.mark.parametrize("style", ["fused", "portable"])
+def test_a_disk_without_room_for_the_check_of_floats_leaves_that_out_and_says_so(
+    style: Any,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = exporter.plan(checkpoint(), "int4", style)
+    whole = planned.disk_bytes + planned.floats_bytes
+    assert f"up to {human_bytes(whole)} of disk meanwhile" in planned.sentence
+    for lacking in (0, 1):
+        _disk_with(whole - lacking, monkeypatch)
+        out = tmp_path / str(lacking)
+        result = exporter.export(checkpoint(), out, dtype="int4", style=style)
+        assert ("before_quantising" in result.parity) == (not lacking)
+        notes = [note for note in result.notes if "wasn't checked before its weights" in note]
+        assert len(notes) == lacking
+        assert json.loads(result.manifest.read_text(encoding="utf-8"))["notes"] == notes
+    _disk_with(planned.disk_bytes - 1, monkeypatch)
+    with pytest.raises(ExportError, match="make room"):
+        exporter.export(checkpoint(), tmp_path / "out", dtype="int4", style=style)
+
+
+@with_extra
+def test_a_pair_needs_room_for_both_and_for_the_larger_work_beside_one(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.exporters.onnx_pair import export_pair
+
+    def begun(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    models = checkpoint(), checkpoint("Qwen2")
+    first, second = (exporter.plan(model, "int4", "portable") for model in models)
+    beside = [planned.disk_bytes - planned.size_bytes for planned in (first, second)]
+    assert beside[0] != beside[1] and first.floats_bytes > 0
+    need = first.size_bytes + second.size_bytes + max(beside)
+    for free, ended in ((need, KeyboardInterrupt), (need - 1, ExportError)):
+        _disk_with(free, monkeypatch)
+        with pytest.raises(ended):
+            export_pair(
+                *models, tmp_path / "out", dtypes=("int4", "int4"), style="portable", report=begun
+            )
 
 
 @with_extra
