@@ -22,6 +22,7 @@ import numpy as np
 
 from edgespec import Runtime, SamplingParams
 from edgespec.backends.llama import LlamaSession
+from edgespec.backends.llama_params import model_params
 from edgespec.backends.native_thread import compute
 from edgespec.chat import Message
 from edgespec.platform import usable_cpus
@@ -33,7 +34,7 @@ class BareLoop:
     """What one writes by hand."""
 
     def __init__(self, path: str, context_size: int) -> None:
-        self.model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+        self.model = lib.llama_model_load_from_file(path.encode(), model_params())
         params = lib.llama_context_default_params()
         params.n_ctx = context_size
         params.n_batch = params.n_ubatch = 512

@@ -83,6 +83,7 @@ class AdaptivePlanner:
         self._rests = self._idle >= _PARKED and self._idle % self._every != 0
         if self._rests or longest <= 0:
             return NO_DRAFT
+        drafters = {name: drafter for name, drafter in drafters.items() if not drafter.failed}
         self._best, self._sought = None, True
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
@@ -102,7 +103,9 @@ class AdaptivePlanner:
         most = min(longest, MAX_DRAWN)
         draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
         if not draft:  # it has tokens of which none may come, or none for the newest one
-            self._best, self._in_vain = None, (best.drafter.name, best.near)
+            self._best = None
+            if not best.drafter.failed:  # which says nothing of its guesses
+                self._in_vain = best.drafter.name, best.near
             return NO_DRAFT
         self._copied = choices.copied
         return draft.followed_by(self._copied) if self._copied else draft

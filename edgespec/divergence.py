@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.chat import Message
+from edgespec.errors import ModelError
 from edgespec.exactness import BINS, Difference, Report, common
 from edgespec.generation import Result
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
@@ -178,6 +179,8 @@ def _answer(
     request: LogprobsRequest | None = None,
 ) -> _Answer:
     generation = runtime.generate(prompt, sampling, max_tokens=max_tokens, logprobs=request)
+    if generation.result.notes:  # what a drafter that failed shows is plain decoding
+        raise ModelError(generation.result.notes[0])
     return _Answer(prompt, generation.result)
 
 

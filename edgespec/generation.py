@@ -210,6 +210,7 @@ class _Answer:
         self._stream = stream
         self._sampler = sampler
         self._planner = planner
+        self._failures: dict[str, str] = {}  # of drafters, in this answer
         self._texts: list[str] = []
         self._given = 0  # tokens handed out in chunks
         self._on_finish = on_finish
@@ -257,6 +258,8 @@ class _Answer:
             try:
                 for step in self._rounds():
                     self._count(step, perf_counter() - began)
+                    if step.fed:  # else a drafter may still tell of an earlier answer
+                        self._see_failures()
                     self._origins += step.origins
                     del self._origins[self._length :]
                     self._logprobs += step.logprobs
@@ -328,6 +331,11 @@ class _Answer:
         origins = tuple(self._origins[begin : self._given])
         return Chunk(text, tuple(ids.tolist()), origins, tuple(self._logprobs[begin : self._given]))
 
+    def _see_failures(self) -> None:
+        for name, drafter in self._engine.drafters.items():
+            if drafter.failed:
+                self._failures[name] = drafter.failed
+
     def _count(self, step: Round, elapsed: float) -> None:
         counters = self.counters
         if counters.ttft_seconds is None:
@@ -352,9 +360,7 @@ class _Answer:
         origins = tuple(self._origins[: self._given])
         logprobs = tuple(self._logprobs[: self._given])
         notes = tuple(
-            f"{name} stopped drafting in this answer: {drafter.failed}"
-            for name, drafter in self._engine.drafters.items()
-            if drafter.failed
+            f"{name} stopped drafting in this answer: {why}" for name, why in self._failures.items()
         )
         self.result = Result(
             self.text, tuple(tokens), origins, reason, self.counters, logprobs, notes

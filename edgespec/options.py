@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 from typing import Literal
 
+LONGEST_LOOKAHEAD = 64
+"""A row of logits for each draft token has to fit into memory."""
+
 RULES = ("rejection", "reproducible")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
 
@@ -148,7 +151,10 @@ def lookahead(text: str) -> int | Literal["auto"]:
     """Draft tokens a round, or `auto`."""
     if text == "auto":
         return "auto"
-    return _whole_number(text, 0, "neither a number nor `auto`")
+    value = _whole_number(text, 0, "neither a number nor `auto`")
+    if value > LONGEST_LOOKAHEAD:
+        raise argparse.ArgumentTypeError(f"{value} is above {LONGEST_LOOKAHEAD}")
+    return value
 
 
 def _whole_number(text: str, least: int, wrong: str = "no whole number") -> int:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
+from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.sampling import Sampler
 from edgespec.session import Logits, TokenIds
 from edgespec.verify import NO_DRAFT, Draft, Verdict
@@ -79,8 +80,13 @@ class Planner(Protocol):
         ...
 
 
-MOST = 64
-"""The longest lookahead to be asked for: a row of logits for each token has to fit."""
+def check_lookahead(lookahead: int) -> None:
+    """Raises ConfigError where it can't be asked for."""
+    if lookahead < 0:
+        raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
+    if lookahead > LONGEST_LOOKAHEAD:
+        raise ConfigError(f"lookahead must be at most {LONGEST_LOOKAHEAD}, not {lookahead}")
+
 
 _SURE = 4.0  # tokens that a lookup must have matched to go before a model
 
@@ -92,10 +98,7 @@ class FixedPlanner:
     """
 
     def __init__(self, drafters: Sequence[str], lookahead: int) -> None:
-        if lookahead < 0:
-            raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
-        if lookahead > MOST:
-            raise ConfigError(f"lookahead must be at most {MOST}, not {lookahead}")
+        check_lookahead(lookahead)
         self._drafters = tuple(drafters)
         self._lookahead = lookahead
         self._drafted = NO_DRAFT

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -312,6 +313,76 @@ def _holds_anything(path: Path) -> bool:
         return path.is_file() or any(path.iterdir())
     except OSError:
         return False
+
+
+def has_amx() -> bool:
+    """Whether the processor has AMX, Intel's instructions for matrix tiles (Linux tells)."""
+    try:
+        return " amx_int8" in Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except (OSError, ValueError):
+        return False
+
+
+_AMX_TILES = 18  # XFEATURE_XTILEDATA
+_ARCH_PRCTL = 158  # on x86-64
+
+
+def amx_granted() -> bool:
+    """Whether Linux lets this process use AMX's tiles already: something in it has asked.
+
+    (https://docs.kernel.org/arch/x86/xstate.html)
+    """
+    import ctypes
+
+    if sys.platform != "linux":
+        return False
+    granted, get_permissions = ctypes.c_uint64(0), 0x1022  # ARCH_GET_XCOMP_PERM
+    call = ctypes.CDLL(None).syscall
+    failed = call(_ARCH_PRCTL, get_permissions, ctypes.byref(granted))
+    return not failed and bool(granted.value >> _AMX_TILES & 1)
+
+
+@contextmanager
+def amx_withheld() -> Iterator[None]:
+    """Within, Linux refuses AMX to whatever in this process asks for it.
+
+    It does so as long as some thread's stack for signals is too small for the state of the tiles;
+    here this thread's is.
+    """
+    import ctypes
+
+    class Stack(ctypes.Structure):  # stack_t, see sigaltstack(2)
+        _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+    if sys.platform != "linux":
+        yield
+        return
+    room = ctypes.create_string_buffer(8192)  # enough for a signal's frame without tiles
+    before, small = Stack(), Stack(ctypes.addressof(room), 0, len(room))
+    sigaltstack = ctypes.CDLL(None).sigaltstack
+    sigaltstack(ctypes.byref(small), ctypes.byref(before))
+    try:
+        yield
+    finally:
+        sigaltstack(ctypes.byref(before), None)
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Within, what native code prints on stderr goes nowhere."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class EnergyMeter:

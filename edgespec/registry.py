@@ -250,13 +250,17 @@ def graph_files(graph: Path) -> list[Path]:
 
 
 def size_on_disk(path: Path) -> int:
-    """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it.
-    0 where nothing is, or nothing that may be read.
+    """Bytes of a file or of a folder's files; of an ONNX graph with the weights that lie beside it,
+    of a GGUF model with all its parts. 0 where nothing is, or nothing that may be read.
     """
     try:
         files: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
         if path.suffix == ".onnx" and path.is_file():
             files = graph_files(path)
+        elif path.suffix == ".gguf" and path.is_file():
+            from edgespec.gguf_parts import part_files
+
+            files = part_files(path)
         return sum(file.stat().st_size for file in files if file.is_file())
     except OSError:  # a folder of somebody else's, or a disk that went away
         return 0

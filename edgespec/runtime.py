@@ -30,7 +30,7 @@ from edgespec.generation import DEFAULT_MAX_TOKENS, Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
 from edgespec.native_use import call_holding
 from edgespec.opening import AUTO, find_files, load_drafter, make_planner, rounding_notes
-from edgespec.planner import FixedPlanner, Planner, PlannerStatus
+from edgespec.planner import FixedPlanner, Planner, PlannerStatus, check_lookahead
 from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model
@@ -128,6 +128,8 @@ class Runtime:
         """
         if pair is not None and target is not None:
             raise ConfigError("give a pair or a target file, not both")
+        if lookahead != AUTO:
+            check_lookahead(lookahead)
         target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
         cancel = CancelFlag()
         options = LoadOptions(

@@ -12,8 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a GPU, for which llama.cpp wasn't built, has no note of its own in tests."""
+    """A machine with a GPU, for which llama.cpp wasn't built, has no note of its own in tests.
+
+    Neither has one with AMX.
+    """
     monkeypatch.setattr("edgespec.platform.gpu_maker", lambda: "")
+    monkeypatch.setattr("edgespec.platform.has_amx", lambda: False)
 
 
 @pytest.fixture(scope="session")

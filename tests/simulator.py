@@ -205,7 +205,7 @@ class FakeDrafter:
     """Guesses 0, which is always right, or 1, as the text has it; takes the machine's time."""
 
     def __init__(self, name: str, game: Game) -> None:
-        self.name, self.free, self._game = name, name == "lookup", game
+        self.name, self.free, self.failed, self._game = name, name == "lookup", "", game
         self.cached = 0
         self.asked = self._prompt = 0
 

@@ -180,6 +180,7 @@ def test_what_drafts(args: Sequence[str], drafters: list[str] | None) -> None:
         (["run", "x", "--max-tokens", "abc"], "'abc' is no whole number"),
         (["run", "x", "--ctx-size", "1.5"], "'1.5' is no whole number"),
         (["run", "x", "--lookahead", "-1"], "-1 is below 0"),
+        (["run", "x", "--lookahead", "65"], "65 is above 64"),
         (["run", "x", "--top-p", "much"], "'much' is no number"),
         (["bench", "--lookahead", "3,x"], "'x' is neither a number nor `auto`"),
         (["bench", "--lengths", "256,long"], "'long' is no whole number"),
@@ -540,13 +541,15 @@ def buffered() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def measured(folder: Path) -> Path:
     """The folder, with something to compare."""
-    answers = [{"side": "plain", "tokens": [1, 2], "text": "", "finish_reason": "length",
-                "ttft_seconds": 1.0, "decode_seconds": 1.0}]  # fmt: skip
-    trial = {"kind": "trial", "pair": "p", "prompt": "a", "category": "c", "turn": 0, "repeat": 0,
-             "prompt_tokens": 1, "ended": "", "answers": answers}  # fmt: skip
+    sides = ["plain", "lookup:auto"]
+    answers = [{"side": side, "tokens": [1, 2], "text": "", "finish_reason": "length",
+                "ttft_seconds": 1.0, "decode_seconds": 1.0} for side in sides]  # fmt: skip
+    trials = [{"kind": "trial", "pair": "p", "prompt": name, "category": "c", "turn": 0,
+               "repeat": 0, "prompt_tokens": 1, "ended": "", "answers": answers}
+              for name in "ab"]  # fmt: skip
     pair = {"kind": "pair", "pair": "p", "target": {}, "drafters": [], "settings": {},
-            "sides": ["plain"]}  # fmt: skip
-    lines = "".join(json.dumps(line) + "\n" for line in (pair, trial))
+            "sides": sides}  # fmt: skip
+    lines = "".join(json.dumps(line) + "\n" for line in (pair, *trials))
     (folder / "results.jsonl").write_text(lines, encoding="utf-8")
     return folder
 

@@ -13,7 +13,8 @@ from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
 from edgespec.errors import ConfigError, ModelError
-from edgespec.planner import MOST, FixedPlanner, Outcome
+from edgespec.options import LONGEST_LOOKAHEAD
+from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, Logits, TokenBuffer, TokenIds
 from edgespec.text import TextStream
@@ -351,9 +352,9 @@ def test_a_fixed_plan_names_a_drafter_that_is_not_there() -> None:
 
 
 def test_a_lookahead_too_long_for_its_rows_is_refused() -> None:
-    assert FixedPlanner(["lookup"], MOST)
-    with pytest.raises(ConfigError, match=f"at most {MOST}, not {MOST + 1}"):
-        FixedPlanner(["lookup"], MOST + 1)
+    assert FixedPlanner(["lookup"], LONGEST_LOOKAHEAD)
+    with pytest.raises(ConfigError, match="at most 64, not 65"):
+        FixedPlanner(["lookup"], LONGEST_LOOKAHEAD + 1)
 
 
 def test_planners_see_no_padding() -> None:

@@ -14,6 +14,7 @@ from edgespec import verify as verify_module
 from edgespec.chat import Message
 from edgespec.divergence import compare, first_difference, first_redrawn, unevenness
 from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import ModelError
 from edgespec.exactness import CHI_SQUARE_LIMIT, NEAR_TIE, Report
 from edgespec.generation import Result
 from edgespec.logprobs import TokenLogprobs
@@ -68,6 +69,18 @@ def opener(
         return Runtime(model, drafters, planner=FixedPlanner(["model"][: len(drafters)], lookahead))
 
     return open_runtime
+
+
+def test_a_drafter_that_fails_shows_nothing() -> None:
+    def open_runtime(speculate: bool) -> Runtime:
+        runtime = opener()(speculate)
+        for drafter in runtime.drafters.values():
+            assert isinstance(drafter, ModelDrafter)
+            drafter.model.session.poison = float("nan")  # type: ignore[attr-defined]
+        return runtime
+
+    with pytest.raises(ModelError, match="model stopped drafting in this answer: "):
+        compare(open_runtime, PROMPTS, sampling=FULL, max_tokens=20, repeats=2)
 
 
 def test_an_exact_pair() -> None:

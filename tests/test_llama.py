@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,17 @@ from tiny_gguf import (
 )
 
 from edgespec import platform
-from edgespec.backends import LoadOptions, llama, llama_device, llama_tokenizer, load_model
+from edgespec.backends import (
+    LoadOptions,
+    llama,
+    llama_device,
+    llama_params,
+    llama_tokenizer,
+    load_model,
+)
 from edgespec.backends.llama_device import choose_layers
 from edgespec.backends.llama_probe import vocabulary
+from edgespec.bench.identity import identity
 from edgespec.chat import Message
 from edgespec.errors import (
     ConfigError,
@@ -42,6 +51,7 @@ from edgespec.errors import (
 )
 from edgespec.gguf import GGUFHeader, TensorInfo
 from edgespec.gguf_parts import read_model
+from edgespec.registry import size_on_disk
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY
 from edgespec.session import CancelFlag, Model
@@ -349,7 +359,13 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     first = write_tiny(tmp_path / "m-00001-of-00003.gguf", parts=3)
     model = load_model(first, OPTIONS, CancelFlag())
     assert (model.session.forward([3, 4, 5], 2) == whole.session.forward([3, 4, 5], 2)).all()
-    assert [part.path.name[2:7] for part in read_model(first)] == ["00001", "00002", "00003"]
+    files = [part.path for part in read_model(first)]
+    assert [file.name[2:7] for file in files] == ["00001", "00002", "00003"]
+    size = sum(file.stat().st_size for file in files)
+    assert size_on_disk(first) == identity(first)["bytes"] == size
+    before = identity(first)
+    files[1].write_bytes(files[1].read_bytes()[:-1] + b"!")
+    assert identity(first) != before
     with vocabulary(first) as native:
         assert native.encode("a")
     model.close()
@@ -732,6 +748,10 @@ def test_a_gpu_that_is_too_small_gives_way_unless_it_was_named(
     assert "runs on the CPU" in note and "unable to allocate" in note and "--gpu-layers N" in note
     assert model.details["device"].startswith("CPU") and model.details["gpu_layers"] == "0"
     assert model.session.forward([1, 2]).shape[0] == 1
+    layers.clear()
+    allowed = LoadOptions(threads=1, device="cuda", allow_cpu=True)
+    assert load_model(path, allowed, CancelFlag()).details["device"].startswith("CPU")
+    assert layers[0] > 0 and layers[1:] == [0]
     for named in (LoadOptions(threads=1, device="cuda"), LoadOptions(threads=1, gpu_layers=3)):
         layers.clear()
         with pytest.raises(ModelError, match=r"unable to allocate.*--gpu-layers N"):
@@ -781,3 +801,80 @@ def test_closing_does_not_forget_that_the_user_cancelled(kind: str, tmp_path: Pa
         assert cancel.is_set() is cancelled
         cancel.clear()
         assert not cancel.is_set()
+
+
+@pytest.fixture
+def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A build and a processor with AMX; what was done before and when llama.cpp saw its layouts."""
+    done: list[str] = []
+    caches = (llama_params._withheld, llama_params._plain_layout)
+    monkeypatch.delenv("EDGESPEC_AMX", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
+    monkeypatch.setattr(platform, "has_amx", lambda: True)
+    monkeypatch.setattr(platform, "amx_granted", lambda: False)
+    monkeypatch.setattr(llama_params, "_find_layouts", lambda: done.append("found"))
+    monkeypatch.setattr(platform, "amx_withheld", lambda: contextmanager(_telling)(done))
+    for function in caches:
+        function.cache_clear()
+    yield done
+    for function in caches:
+        function.cache_clear()
+
+
+def _telling(done: list[str]) -> Iterator[None]:
+    done.append("withheld")
+    yield
+    done.append("free")
+
+
+def test_weights_are_never_laid_out_for_amx(amx: list[str], tmp_path: Path) -> None:
+    """Once in a process, while the system refuses AMX; the other layouts are used."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    for _ in range(2):
+        (note,) = load_model(path, OPTIONS, CancelFlag()).notes
+        assert "AMX" in note and "EDGESPEC_AMX=1" in note and "slower" not in note
+        assert llama_params.model_params().use_extra_bufts
+    assert amx == ["withheld", "found", "free"]
+
+
+def test_where_amx_was_granted_before_weights_stay_as_they_are(
+    amx: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "amx_granted", lambda: True)
+    (note,) = load_model(write_tiny(tmp_path / "tiny.gguf"), OPTIONS, CancelFlag()).notes
+    assert "slower" in note and not llama_params.model_params().use_extra_bufts and not amx
+
+
+def test_amx_is_used_where_it_is_asked_for_or_not_there(
+    amx: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_AMX", "1")
+    assert llama_params.model_params().use_extra_bufts and not llama_params.notes()
+    monkeypatch.delenv("EDGESPEC_AMX")
+    llama_params._withheld.cache_clear()
+    monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 0 | ")
+    assert llama_params.model_params().use_extra_bufts and not llama_params.notes() and not amx
+
+
+def test_an_onnx_model_is_opened_behind_that(
+    amx: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime has AMX granted to the process as it is imported."""
+    from edgespec.backends import ort_load
+
+    monkeypatch.setattr(ort_load, "load", lambda *_: amx.append("loaded"))
+    (tmp_path / "model.onnx").touch()
+    load_model(tmp_path, OPTIONS, CancelFlag())
+    assert amx == ["withheld", "found", "free", "loaded"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("imports", ["", "import onnxruntime"])
+def test_blocks_of_four_bits_run_on_this_processor(smollm2: Path, imports: str) -> None:
+    """In a process of its own, which AMX would end."""
+    code = f"import sys\n{imports}\nfrom edgespec.cli import main\nsys.exit(main(sys.argv[1:]))"
+    run = ["run", "Hello", "--target", str(smollm2), "--no-draft", "--max-tokens", "3"]
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert "AMX is not ready" not in done.stderr

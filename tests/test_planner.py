@@ -730,6 +730,26 @@ def test_a_model_that_has_no_guess_is_soon_left_alone() -> None:
     assert sum(asked[:100]) > 0 and sum(asked[100:]) <= 30
 
 
+def test_a_model_that_failed_is_left_alone_and_thought_no_worse_of() -> None:
+    class Fails(Asked):
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
+            self.sizes.append(0)
+            self.failed = "no memory"
+            return NO_DRAFT
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Fails(1)
+    planner.begin(50)
+    planner._known.model("model")
+    before = planner.to_json()["models"]
+    for k in range(60):
+        assert not planner.draft({"model": drafter}, text_of(51 + k), 999, Sampler(GREEDY, 4))
+        seconds = planner.costs.seconds("check", 1, 51 + k)
+        rows = np.zeros((1, 4), np.float32)
+        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0, seconds, 51 + k, rows))
+    assert len(drafter.sizes) == 1
+    assert planner.to_json()["models"] == before
+
+
 def test_the_gain_is_that_of_the_answer() -> None:
     planner, drafter = AdaptivePlanner(quick_costs()), Asked(1)
     planner.begin(90)

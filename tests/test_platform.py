@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from edgespec import platform
 from edgespec.errors import ConfigError
 from edgespec.platform import gpu_maker as GPU_MAKER  # noqa: N812 - tests stand for no GPU
+from edgespec.platform import has_amx as HAS_AMX  # noqa: N812 - and for no AMX
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -228,3 +230,29 @@ def test_a_terminal_that_is_gone() -> None:
         assert platform.terminal_gone(theirs)
     finally:
         os.close(theirs)
+
+
+def test_native_words_on_stderr_go_nowhere_within(capfd: pytest.CaptureFixture[str]) -> None:
+    with platform.silent_stderr():
+        os.write(2, b"lost")
+    os.write(2, b"kept")
+    assert capfd.readouterr().err == "kept"
+
+
+_AMX = """
+import ctypes
+from edgespec import platform
+
+def asks():
+    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0  # ARCH_REQ_XCOMP_PERM, the tiles
+
+with platform.amx_withheld():
+    print(asks(), platform.amx_granted())
+print(platform.amx_granted(), asks(), platform.amx_granted())
+"""
+
+
+@pytest.mark.skipif(not HAS_AMX(), reason="the processor has no AMX")
+def test_amx_is_withheld_and_afterwards_granted() -> None:
+    done = subprocess.run([sys.executable, "-c", _AMX], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False", "False", "True", "True"], done.stderr

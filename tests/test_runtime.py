@@ -20,6 +20,7 @@ from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime
+from edgespec.bench.sides import RuntimeSide, Setting
 from edgespec.conversation import Conversation
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -981,8 +982,18 @@ def test_a_drafter_that_failed_is_told_with_the_answer() -> None:
         assert result.tokens == plain.result.tokens
         (note,) = result.notes
         assert note.startswith("model stopped drafting in this answer: small ")
+        with pytest.raises(ModelError, match="model stopped drafting"):  # no measurement
+            RuntimeSide(runtime, Setting(("model",), 3)).answer([5, 6, 7], 9, GREEDY)
+        assert not runtime.generate([5, 6, 7], GREEDY, max_tokens=0).result.notes  # it ran nothing
         session.poison = None
         assert not runtime.generate([5, 6, 7], GREEDY, max_tokens=9).result.notes
+
+
+def test_a_lookahead_that_cant_be_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(b"GGUF, but no more")
+    with pytest.raises(ConfigError, match="at most 64, not 65"):
+        Runtime.open(target=path, lookahead=65)
 
 
 def test_figures_name_the_lookahead_and_what_failed() -> None:

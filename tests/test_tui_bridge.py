@@ -321,6 +321,29 @@ def test_a_download_that_was_given_up_and_is_asked_for_again_begins_anew() -> No
     assert rig.bridge.close(5)
 
 
+def test_a_download_that_is_given_up_twice_ends_in_peace() -> None:
+    hangs, lets_go = threading.Event(), threading.Event()
+
+    def fetcher(pair: str | None, told: Callable[..., None]) -> None:
+        hangs.set()
+        assert lets_go.wait(10)
+        told("model", 1, 2)
+
+    rig = Rig(fetcher=fetcher)
+    before = threading.active_count()
+    rig.bridge.download("tiny")
+    assert hangs.wait(10)
+    rig.bridge.cancel_download("tiny")
+    rig.bridge.download("tiny")
+    rig.bridge.cancel_download("tiny")
+    rig.until(lambda: rig.last(DownloadEnded) is not None)  # the second, which never began
+    lets_go.set()
+    rig.until(lambda: threading.active_count() == before)
+    ended = [event for event in rig.events if isinstance(event, DownloadEnded)]
+    assert ended == [DownloadEnded("tiny", cancelled=True)]
+    assert rig.bridge.close(5)
+
+
 def test_closing_ends_downloads_and_waits_for_them() -> None:
     started = threading.Event()
     undone: list[str] = []

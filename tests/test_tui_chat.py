@@ -832,3 +832,16 @@ def test_what_went_wrong_in_an_answer_is_told_below_it() -> None:
         assert s.app.talk.turns[-1].answer == "1"
 
     drive(stage(Script(answers=["1"], failed=("model stopped drafting",))), body)
+
+
+def test_what_went_wrong_stands_above_the_question_that_waited() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await say(pilot, "one")
+        await say(pilot, "two")
+        s.runtime.allow(99)
+        await settled(pilot)
+        kinds = [type(x).__name__ for x in s.app.transcript.document.items]
+        assert kinds == ["Question", "Answer", "Note"] * 2
+
+    script = Script(answers=["1", "2"], failed=("model stopped drafting",))
+    drive(stage(script, held=True), body)

@@ -99,6 +99,7 @@ def test_text_of_a_setting_reads_back(settings: Settings) -> None:
         ("rule", "[red]x", "rejection or reproducible"),
         ("lookahead", "some", "a whole number or auto"),
         ("lookahead", "-1", "0 or more"),
+        ("lookahead", "65", "at most 64"),
         ("max_tokens", "0", "1 or more"),
         ("context_size", "0", "1 or more"),
         ("seed", "-3", "0 or more"),

@@ -325,7 +325,8 @@ class Bridge:
         except Exception as error:
             ended = ended._replace(error=_sentence(error))
         with self._counting:
-            if self._downloads[pair][0] is stop:  # else it was given up and is asked for again
+            found = self._downloads.get(pair)
+            if found is not None and found[0] is stop:  # else it was given up and asked for again
                 del self._downloads[pair]
                 self._events.append(ended)
 

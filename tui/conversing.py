@@ -314,8 +314,6 @@ class Conversing(Showing):
             case Finished():
                 self._show_figures(event.figures)
                 self._end(event)
-                for note in event.notes:
-                    self.note(note)
             case Failed():
                 self._end(event)
 
@@ -350,6 +348,9 @@ class Conversing(Showing):
             self._save(running.index, turn)
         if isinstance(event, Failed):
             self.note(event.error, "error")
+        else:
+            for note in event.notes:
+                self.note(note)
         self._ask_waiting()
 
     def save_unfinished(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from edgespec.backends import onnx_folder
 from edgespec.errors import ConfigError, ModelFormatError
 from edgespec.fetch import is_here, lost
-from edgespec.gguf_parts import part_files, read_model
+from edgespec.gguf_parts import read_model
 from edgespec.registry import OVERHEAD_BYTES, ModelSpec, PairSpec, Registry, size_on_disk
 from edgespec.terminal import printable
 from edgespec.tui.messages import Choice
@@ -149,8 +149,7 @@ def _of_file(name: str, memory_bytes: int | None) -> PairInfo:
         if model is None and path.is_dir():
             problem = f"There is no ONNX model in {name} any more."
         else:  # of a folder, what is loaded: other graphs and checkpoints may lie beside it
-            files = part_files(path) if model is None else [model.graph]
-            need = sum(map(size_on_disk, files)) + OVERHEAD_BYTES
+            need = size_on_disk(path if model is None else model.graph) + OVERHEAD_BYTES
     except (FileNotFoundError, NotADirectoryError):
         problem = f"{name} is not there any more."
     except (OSError, ValueError) as error:

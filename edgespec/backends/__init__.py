@@ -88,6 +88,10 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
 
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
+        if platform.has_amx():  # ONNX Runtime asks for it: llama.cpp has to be refused before
+            from edgespec.backends import llama_params
+
+            llama_params.settle()
         from edgespec.backends import ort_load
 
         return ort_load.load(path, options, cancel)

@@ -21,9 +21,9 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import narrow, platform
-from edgespec.backends import LoadOptions, fingerprint
+from edgespec.backends import LoadOptions, fingerprint, llama_params
 from edgespec.backends.llama_device import choose_layers, gpus
-from edgespec.backends.llama_log import log, start_backend
+from edgespec.backends.llama_log import log
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries, no_such_tokens
 from edgespec.backends.native_thread import compute
 from edgespec.errors import (
@@ -63,8 +63,7 @@ class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
 
     def __init__(self, path: Path, gpu_layers: int, *, mapped: bool = True) -> None:
-        start_backend()
-        params = lib.llama_model_default_params()
+        params = llama_params.model_params()
         params.n_gpu_layers = gpu_layers
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
         log.errors.clear()
@@ -141,7 +140,7 @@ class LlamaSession:
         weakref.finalize(self, self._use.close)
         if not self._memory:
             self.close()
-            raise ModelError(f"{name} is an encoder, not a model that continues text")
+            raise ModelFormatError(f"{name} is an encoder, not a model that continues text")
         model.sessions.add(self)
         self._probe_rollback()
 
@@ -297,7 +296,7 @@ class LlamaSession:
 
 
 def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
-    """Check and open a GGUF file; where no device was named, on the CPU if the GPU is too small."""
+    """Check and open a GGUF file; where the CPU may stand in for a GPU that is too small, there."""
     parts = read_model(path)
     header = parts[0]
     tokens = entries(header)
@@ -319,7 +318,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     except ModelError as error:
         if not gpu_layers:
             raise
-        if options.device != "auto" or options.gpu_layers is not None:
+        named = options.device != "auto" and not options.allow_cpu
+        if named or options.gpu_layers is not None:
             hint = "; fewer layers there (--gpu-layers N) need less of the GPU's memory"
             no_room = re.search("alloc|memory", str(error), re.IGNORECASE)
             raise ModelError(f"{error}{hint * bool(no_room)}") from error
@@ -329,6 +329,8 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             f"{name} runs on the CPU, since on the GPU it failed ({error}): --gpu-layers N puts N "
             "layers there"
         )
+    if not gpu_layers:
+        notes += llama_params.notes()
     trained = int(lib.llama_model_n_ctx_train(native.handle))
     if session.context_size > trained:
         notes.append(f"{name} was trained on {trained} tokens; past them its answers may get worse")
@@ -363,7 +365,7 @@ def _open(
     native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(parts))
     try:
         if lib.llama_model_has_encoder(native.handle):
-            raise ModelError(f"{name} is an encoder, not a model that continues text")
+            raise ModelFormatError(f"{name} is an encoder, not a model that continues text")
         trained = int(lib.llama_model_n_ctx_train(native.handle))
         if trained < 1:
             raise ModelFormatError(f"{name} is damaged: it says it was trained on no tokens")

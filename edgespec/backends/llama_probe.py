@@ -16,7 +16,8 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import platform
-from edgespec.backends.llama_log import start_backend
+from edgespec.backends.llama_log import log
+from edgespec.backends.llama_params import model_params
 from edgespec.backends.llama_tokenizer import Characters, entries
 from edgespec.errors import ModelError
 from edgespec.gguf_parts import read_model
@@ -74,7 +75,6 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
         params.n_threads = params.n_threads_batch = platform.usable_cpus()
         params.type_k = params.type_v = lib.GGML_TYPE_F32
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        log = start_backend()
         context = lib.llama_init_from_model(model, params)
         if not context:
             raise ModelError(f"llama.cpp can't run {path.name}: {log.last_error()}")
@@ -96,9 +96,8 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
 
 @contextmanager
 def _opened(path: Path, *, vocab_only: bool) -> Iterator[Any]:
-    log = start_backend()
+    params = model_params()
     log.errors.clear()
-    params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = 0
     handle = lib.llama_model_load_from_file(os.fsencode(path), params)

@@ -17,6 +17,7 @@ from edgespec import __version__
 from edgespec.backends import onnx_folder
 from edgespec.bench.record import one_line
 from edgespec.errors import ConfigError
+from edgespec.gguf_parts import part_files
 from edgespec.platform import expanded
 from edgespec.registry import graph_files
 
@@ -29,7 +30,7 @@ _AFTERWARDS = (
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """A model's name, size and SHA-256; of an ONNX model, that of its files and their names.
+    """A model's name, size and SHA-256; of several files, that of them all and their names.
 
     Those are the graph, the files with its weights, and the texts that say how to use it. Raises
     ConfigError for what can't be read.
@@ -42,7 +43,8 @@ def identity(path: Path) -> dict[str, Any]:
         if found is None and path.is_dir():
             raise ConfigError(f"{path} is a folder that holds no ONNX model")
         if found is None:
-            return {"name": one_line(path.absolute().name), **_hashed({"": path})}
+            parts = {file.name if i else "": file for i, file in enumerate(part_files(path))}
+            return {"name": one_line(path.absolute().name), **_hashed(parts)}
         texts = found.folder.iterdir()
         files = graph_files(found.graph.absolute())
         files += [f for f in texts if f.suffix in (".json", ".jinja")]

@@ -19,7 +19,7 @@ from edgespec.costs import Costs
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.planner import FixedPlanner, Outcome, Planner, PlannerStatus
 from edgespec.platform import EnergyMeter
 from edgespec.runtime import Runtime
@@ -93,6 +93,8 @@ class RuntimeSide:
         arrivals = [(round(perf_counter() - asked, 6), len(chunk.tokens)) for chunk in generation]
         ended = perf_counter()
         result, counters = generation.result, generation.counters
+        if result.notes:  # its drafter failed, which is no measurement
+            raise ModelError(result.notes[0])
         first = None if counters.ttft_seconds is None else began + counters.ttft_seconds
         after = self._meter.joules()
         return Answer(

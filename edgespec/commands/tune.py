@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edgespec.commands.shared import add_pair, introduction, open_runtime, read_prompts
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.options import add_model_options, count
 
 _LEAST_TOKENS = 16
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
                 answer = runtime.conversation().send(
                     prompt, GREEDY, max_tokens=args.max_tokens, planner=FixedPlanner([name], 4)
                 )
+                if answer.result.notes:
+                    raise ModelError(answer.result.notes[0])
                 counters = answer.result.counters
                 # What stands behind a rejected token says nothing of the drafter.
                 accepted += counters.accepted

@@ -1,0 +1,93 @@
+"""How llama.cpp loads weights: by its defaults, less AMX, Intel's instructions for matrix tiles.
+
+llama.cpp lays weights out anew for AMX where the build and the processor have it. GCC leaves most
+of the tiles' configuration out of that build, since its `_tile_loadconfig` says that it reads 8 of
+the 64 bytes, and the processor then ends the process at the first pass
+(https://github.com/ggml-org/llama.cpp/issues/20824). Nothing tells from outside whether a build has
+this fault. Linux grants AMX to a process that asks, so llama.cpp asks once, here, at a time at
+which the answer is no; the layouts for other instructions stay.
+
+Invariant: no weights are laid out for AMX on Linux, unless `EDGESPEC_AMX=1` asks for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from edgespec import platform
+from edgespec.backends.llama_log import start_backend
+
+_WANTED = "EDGESPEC_AMX"
+
+
+def model_params() -> Any:
+    """llama.cpp's default `llama_model_params`, with all layouts that don't end the process."""
+    settle()
+    params = lib.llama_model_default_params()
+    params.use_extra_bufts = not _plain_layout()
+    return params
+
+
+def settle() -> None:
+    """Have llama.cpp find its layouts, once; here before anything else is granted AMX."""
+    start_backend()
+    _plain_layout()
+
+
+def notes() -> list[str]:
+    """What a person whose models run on the CPU should know of it."""
+    if not (_withheld() and platform.has_amx()):
+        return []
+    cost = ""
+    if _plain_layout():
+        cost = (
+            ", and its other layouts of 4-bit weights, which go with it, are slower to do without: "
+            "open the GGUF model before anything that uses AMX, as ONNX Runtime does"
+        )
+    return [
+        "llama.cpp doesn't use this processor's AMX, since a build of it by GCC ends the program "
+        f"there{cost} ({_WANTED}=1 uses it all the same)"
+    ]
+
+
+@cache
+def _withheld() -> bool:
+    """Whether this build and processor have AMX and nobody asked for it."""
+    built = sys.platform == "linux" and b"AMX_INT8 = 1" in lib.llama_print_system_info()
+    return built and os.environ.get(_WANTED) != "1"
+
+
+@cache
+def _plain_layout() -> bool:
+    """Whether weights have to stay as they lie in their file.
+
+    So it is where something else in this process was granted AMX before: llama.cpp is then, too.
+    """
+    if not _withheld():
+        return False
+    if platform.amx_granted():
+        return True
+    with platform.amx_withheld(), platform.silent_stderr():  # llama.cpp prints that it isn't ready
+        _find_layouts()
+    return False
+
+
+def _find_layouts() -> None:
+    """Have llama.cpp see which layouts the CPU can use; it does so once. (ggml-backend.h)"""
+    from llama_cpp._ggml import libggml
+
+    cpu = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+    for function in ("dev_by_type", "dev_backend_reg", "reg_get_proc_address"):
+        getattr(libggml, f"ggml_backend_{function}").restype = ctypes.c_void_p
+    device = ctypes.c_void_p(libggml.ggml_backend_dev_by_type(cpu))
+    registry = ctypes.c_void_p(libggml.ggml_backend_dev_backend_reg(device))
+    name = b"ggml_backend_dev_get_extra_bufts"
+    address = libggml.ggml_backend_reg_get_proc_address(registry, name)
+    if address:
+        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)(device)
