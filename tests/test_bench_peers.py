@@ -307,6 +307,25 @@ def test_llama_cpp_python_has_the_targets_layers(
     assert peer.Models(request)._models["plain"][1]["n_gpu_layers"] == 999
 
 
+def test_tokens_of_one_pass_arrive_when_the_first_of_them_does(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to the first token is the first's, and decoding lasts to the last of them."""
+    common = script("common")
+    clock = iter((0.0, 1.0, 1.5, 3.0, 3.25, 4.0))
+    monkeypatch.setattr(common, "perf_counter", lambda: next(clock))
+    timed = common.Timed(frozenset([9]), common.perf_counter())
+    assert timed.add([1]) and timed.add([2], joins=True)
+    alone = timed.answer()
+    assert alone["arrivals"] == [(1.0, 2)] and alone["first_tokens"] == 2
+    assert (alone["ttft_seconds"], alone["decode_seconds"]) == (1.0, 0.0)  # nothing behind it
+    assert timed.add([3]) and not timed.add([9], joins=True)
+    answer = timed.answer()
+    assert answer["arrivals"] == [(1.0, 2), (3.0, 1)] and answer["finish_reason"] == "end"
+    assert (answer["ttft_seconds"], answer["decode_seconds"]) == (1.0, 2.25)
+    assert common.Timed(frozenset()).answer()["decode_seconds"] is None
+
+
 def test_tokens_of_one_pass_of_llama_cpp_python_come_together(script: Any) -> None:
     class Llama:
         """Hands out one token at a time, several for each pass."""

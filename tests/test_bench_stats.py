@@ -318,7 +318,10 @@ def test_only_edgespec_is_judged() -> None:
     ("change", "named"),
     [
         ({"settings": {"threads": 3}}, "threads"),
-        ({"settings": {"threads": 2, "device": "GPU"}}, "device"),
+        ({"settings": {"threads": 2, "device": "CUDA"}}, "device"),
+        ({"settings": {"threads": 2, "drafter_devices": ["GPU: one"]}}, "drafter_devices"),
+        ({"settings": {"threads": 2, "context_size": 4352}}, "context_size"),
+        ({"settings": {"threads": 2, "gomp_spincount": "77"}}, "gomp_spincount"),
         ({"target": {"sha256": "2"}}, "the target"),
         ({"drafters": [{"sha256": "3"}]}, "the drafter"),
         ({}, "the machine"),
@@ -329,6 +332,9 @@ def test_nothing_is_judged_under_other_conditions(change: dict[str, Any], named:
     wrong = {"token": 3, "explained": False}
     before, after = measured(10), measured(11, side=1.5, difference=wrong)
     before.runs, after.runs = [Run("", [], {"cpu": "fast"}, {})], [Run("", [], {"cpu": "fast"}, {})]
+    before.pairs["p"].settings.update(
+        device="DirectML", drafter_devices=["GPU: another"], context_size=4096, gomp_spincount=None
+    )
     assert compare.compare(before, after).failed
     if change:
         after.pairs["p"] = replace(after.pairs["p"], **change)
@@ -341,7 +347,90 @@ def test_nothing_is_judged_under_other_conditions(change: dict[str, Any], named:
     told = [line for line in lines if "isn't judged, since the conditions are others" in line]
     assert any("p, lookup:auto, all: speed against plain is 0.6" in line for line in told)
     assert "note: p, lookup:auto: 1 of 60 answers differ from plain's without an" in "".join(lines)
-    assert lines[-1] == "no figure is judged"
+    assert lines[-1].startswith("no figure is judged") and found.status == 2
+
+
+@pytest.mark.parametrize(
+    ("was", "is_"),
+    [
+        ({}, {"drafter_devices": []}),  # written down since
+        ({"omp_wait_policy": "active"}, {}),
+        (
+            {"device": "CUDA (not verified: ONNX Runtime 1.22.0 doesn't tell)"},
+            {"device": "CUDA (310 of 320 operations, the others on the CPU)"},
+        ),
+        (
+            {"drafter_devices": ["DirectML"]},
+            {"drafter_devices": ["DirectML (1 of 2 operations, the others on the CPU)"]},
+        ),
+        ({"context_size": 4096}, {"context_size": 4000}),
+        ({"gomp_spincount": None}, {"gomp_spincount": "1000"}),
+    ],
+)
+def test_what_code_made_of_the_same_setting_is_judged(
+    was: dict[str, Any], is_: dict[str, Any]
+) -> None:
+    """In either direction; what differs is told."""
+    for one, two in ((was, is_), (is_, was)):
+        before, after = measured(10), measured(11, side=1.5)
+        before.pairs["p"].settings.update(one)
+        after.pairs["p"].settings.update(two)
+        found = compare.compare(before, after)
+        assert found.regressions and found.status == 1
+        (key,) = {*one, *two}
+        assert found.notes == [f"note: p: {key} was {one.get(key)} and is {two.get(key)}"]
+
+
+def test_a_gpu_that_is_used_no_longer_is_a_regression() -> None:
+    """Even where every ratio grew; unless the CPU was asked for."""
+    plain, gpu, cpu = ["bench", "x"], ["bench", "--dev", "cuda"], ["bench", "--device=cpu"]
+    both = {"device": "GPU", "gpus": "one", "drafter_devices": ["GPU: one"]}
+    drafter = both | {"drafter_devices": ["CPU, 2 threads"]}
+    target = both | {"device": "CPU, 2 threads", "gpus": None}
+    for was, is_, asked, fallen in (
+        (both, target, (plain, plain), "the target ran on GPU and runs on CPU, 2 threads"),
+        (both, drafter, (gpu, gpu), "a drafter ran on GPU: one and runs on CPU, 2 threads"),
+        (target, both, (plain, plain), ""),
+        (both, target, (plain, cpu), ""),
+        (both, target, (gpu, cpu), ""),
+        (both, target | {"threads": 3}, (plain, plain), ""),
+    ):
+        before, after = measured(10), measured(11, side=1 / 1.5)
+        before.runs, after.runs = ([Run("", words, {}, {})] for words in asked)
+        before.pairs["p"].settings.update(was)
+        after.pairs["p"].settings.update(is_)
+        found = compare.compare(before, after)
+        assert not found.regressions and not found.judged
+        assert found.status == (1 if fallen else 2), (was, is_, asked)
+        told = [line for line in compare.lines(found) if line.startswith("REGRESSION")]
+        assert [fallen in line for line in told] == [True] * bool(fallen)
+
+
+def test_where_no_figure_can_show_a_regression_the_comparison_says_so() -> None:
+    one, two = measured(1, prompts=1), measured(2, prompts=1, side=2.0)
+    found = compare.compare(one, two)
+    assert found.changes and not found.judged and found.status == 2
+    assert list(compare.lines(found))[-1].startswith("no figure is judged: that takes two prompts")
+    assert compare.compare(measured(1), measured(1)).status == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"memory_bytes": 25_000_000_000 + (12 << 20)}, True),  # another kernel
+        ({"memory_bytes": 32_000_000_000}, False),
+        ({"memory_bytes": None}, False),
+        ({"usable_cpus": 4}, False),
+        ({"system": "win32"}, False),
+    ],
+)
+def test_a_machine_is_the_same_after_an_update(change: dict[str, Any], same: bool) -> None:
+    machine = {"cpu": "x", "usable_cpus": 2, "memory_bytes": 25_000_000_000, "system": "linux"}
+    before, after = measured(10), measured(11, side=1.5)
+    before.runs, after.runs = [Run("", [], machine, {})], [Run("", [], machine | change, {})]
+    found = compare.compare(before, after)
+    assert bool(found.regressions) == same
+    assert any("two machines" in note for note in found.notes) != same
 
 
 def test_code_and_versions_are_what_is_judged() -> None:

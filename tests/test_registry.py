@@ -73,6 +73,12 @@ def test_shipped_file_says_what_each_pair_costs() -> None:
         assert all(model.licence and model.size_bytes for model in pair.models)
 
 
+def test_every_shipped_model_is_in_a_pair() -> None:
+    registry = load_registry()
+    used = {model.name for pair in registry.pairs.values() for model in pair.models}
+    assert used == set(registry.models)
+
+
 def test_every_shipped_pair_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.fetch.local_path", lambda spec: Path(spec.name))
     for pair in load_registry().pairs.values():

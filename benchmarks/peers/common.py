@@ -53,6 +53,7 @@ class Timed:
     began: float = field(default_factory=perf_counter)
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
+    newest: float = 0.0
     ended: bool = False
 
     def add(self, tokens: Iterable[int], *, joins: bool = False) -> bool:
@@ -67,19 +68,23 @@ class Timed:
                 break
             self.tokens.append(int(token))
             new += 1
+        self.newest = round(perf_counter() - self.began, 6)
+        at = self.newest
         if joins:
-            new += self.arrivals.pop()[1]
-        self.arrivals.append((round(perf_counter() - self.began, 6), new))
+            at, before = self.arrivals.pop()
+            new += before
+        self.arrivals.append((at, new))
         return not self.ended
 
     def answer(self, **more: Any) -> Answer:
-        """The whole; decoding begins when the first token has come."""
-        times = [at for at, _ in self.arrivals]
+        """The whole; decoding is what came behind the first arrival, to the newest token."""
+        first = self.arrivals[0][0] if self.arrivals else None
+        last = self.newest if len(self.arrivals) > 1 else first
         return {
             "tokens": self.tokens,
             "finish_reason": "end" if self.ended else "length",
-            "ttft_seconds": times[0] if times else None,
-            "decode_seconds": times[-1] - times[0] if times else None,
+            "ttft_seconds": first,
+            "decode_seconds": None if first is None or last is None else last - first,
             "arrivals": self.arrivals,
             "first_tokens": max(1, self.arrivals[0][1]) if self.arrivals else 1,
             **more,

@@ -6,7 +6,7 @@ plain decoding itself is slower on all prompts alike, so it is judged over anoth
 decoding, and without that told alone. Invariant: the intervals hold all at once with a chance of
 95% (Bonferroni), so that looking at a hundred rows finds nothing where nothing changed; a
 regression is an interval that lies beyond the tolerance. edgespec's code and the versions below it
-are judged, and nothing else: no other program, and nothing at all where the machine, a model or a
+are judged, and nothing else: no other program, and no figure where the machine, a model or a
 setting is another.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from edgespec.bench.identity import PACKAGES
+from edgespec.bench.conditions import drafters_of, fallen, other_conditions, same_machine
 from edgespec.bench.prompts import ALL
-from edgespec.bench.record import PROMPTS, Results, Trial
+from edgespec.bench.record import Results, Trial
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import LEVEL, Interval, ratio_interval
 from edgespec.bench.summary import (
@@ -41,9 +41,6 @@ TOLERANCE = 0.01
 
 PLAIN_TOLERANCE = 0.05
 """The same where two kinds of work are compared, which a machine's mood changes differently."""
-
-JUDGED = frozenset(("code", "edgespec", "python", *PACKAGES))
-"""The settings that a comparison is about."""
 
 SLOW_DAY = "a slow day of the machine does that too"
 OTHER_CONDITIONS = "the conditions are others"
@@ -68,6 +65,11 @@ class Change:
     unjudged: str = ""
 
     @property
+    def judged(self) -> bool:
+        """One prompt alone has no interval, so nothing can be sure of it."""
+        return self.tolerance is not None and self.interval.high is not None
+
+    @property
     def worse(self) -> bool:
         high = self.interval.high
         return self.tolerance is not None and high is not None and high < 1 - self.tolerance
@@ -80,11 +82,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every change, exactness lost, and what can't be compared."""
+    """Every change, exactness and GPUs lost, and what can't be compared."""
 
     changes: list[Change]
     inexact: list[str]
+    fallen: list[str]
     notes: list[str]
+
+    @property
+    def judged(self) -> list[Change]:
+        return [change for change in self.changes if change.judged]
 
     @property
     def regressions(self) -> list[Change]:
@@ -92,7 +99,12 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        return bool(self.regressions or self.inexact)
+        return bool(self.regressions or self.inexact or self.fallen)
+
+    @property
+    def status(self) -> int:
+        """What the command ends with: 1 for a regression, 2 where no figure could show one."""
+        return 1 if self.failed else 0 if self.judged else 2
 
 
 def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
@@ -111,13 +123,12 @@ def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
         if interval is not None:
             why = "" if tolerance else _unjudged(a, b, pair)
             changes.append(Change(pair, side, category, what, interval, tolerance, why))
-    return Comparison(changes, list(_inexact(a, b)), list(_notes(a, b)))
+    return Comparison(changes, list(_inexact(a, b)), list(fallen(a, b)), list(_notes(a, b)))
 
 
 def lines(comparison: Comparison) -> Iterator[str]:
     """What to tell: notes, regressions, gains, and a sentence on the rest."""
     yield from comparison.notes
-    judged = [change for change in comparison.changes if change.tolerance is not None]
     for change in comparison.changes:
         what = f"{change.pair}, {change.side}, {change.category}: {change.what} is"
         ratio = change.interval.center
@@ -129,15 +140,19 @@ def lines(comparison: Comparison) -> Iterator[str]:
                 f"note: {what} {ratio:.2f} times what it was, which isn't judged, since "
                 f"{change.unjudged}"
             )
-    yield from (f"REGRESSION: {sentence}" for sentence in comparison.inexact)
-    unsure = [c for c in judged if not (c.worse or c.better)]
-    if not judged and not comparison.failed:
-        yield "no figure is judged"
+    sentences = [*comparison.inexact, *comparison.fallen]
+    yield from (f"REGRESSION: {sentence}" for sentence in sentences)
+    judged, worse = comparison.judged, len(comparison.regressions) + len(sentences)
+    if not judged:
+        yield (
+            f"{f'{worse} regressions; ' if worse else ''}no figure is judged: that takes two "
+            "prompts or more that a side of edgespec answered under the same conditions in both"
+        )
         return
+    unsure = [change for change in judged if not (change.worse or change.better)]
     yield (
-        f"{len(comparison.regressions) + len(comparison.inexact)} regressions; {len(unsure)} of "
-        f"{len(judged)} figures show no change that is sure (all intervals hold at once with a "
-        f"chance of {LEVEL:.0%})"
+        f"{worse} regressions; {len(unsure)} of {len(judged)} figures show no change that is sure "
+        f"(all intervals hold at once with a chance of {LEVEL:.0%})"
     )
 
 
@@ -149,12 +164,12 @@ def _differences(a: Results, b: Results) -> Iterator[_Difference]:
         sides = [
             side
             for side in a.sides(pair)
-            if side in b.sides(pair) and "/" not in side and (side != PLAIN or _same_machine(a, b))
+            if side in b.sides(pair) and "/" not in side and (side != PLAIN or same_machine(a, b))
         ]
         named = categories(a, pair) if _same_prompts(a, b, pair) else []
         parts = [(name, trials_of(a, pair, name), trials_of(b, pair, name)) for name in named]
         parts.append((LENGTHS, behind_texts(a, pair), behind_texts(b, pair)))
-        other, others = _other_plain(a, b, pair), _other_conditions(a, b, pair)
+        other, others = _other_plain(a, b, pair), other_conditions(a, b, pair)
         asked = [
             (part, side, *measure) for part in parts for side in sides
             for measure in _measures(side, other)
@@ -180,31 +195,8 @@ def _other_plain(a: Results, b: Results, pair: str) -> str | None:
     return None
 
 
-def _other_conditions(a: Results, b: Results, pair: str) -> list[str]:
-    """What figures depend on and isn't the same in both; prompts count one by one, by their texts.
-
-    Versions are what is judged.
-    """
-    one, two = a.pairs[pair], b.pairs[pair]
-    drafters = [[drafter.get("sha256") for drafter in found.drafters] for found in (one, two)]
-    same = {
-        "the machine": _same_machine(a, b),
-        "the target": one.target.get("sha256") == two.target.get("sha256"),
-        "the drafter": drafters[0] == drafters[1],
-    } | {
-        key: one.settings.get(key) == two.settings.get(key)
-        for key in (*one.settings, *two.settings)
-        if key not in (*JUDGED, *PROMPTS)
-    }
-    return [name for name, kept in same.items() if not kept]
-
-
 def _unjudged(a: Results, b: Results, pair: str) -> str:
-    return OTHER_CONDITIONS if _other_conditions(a, b, pair) else SLOW_DAY
-
-
-def _same_machine(a: Results, b: Results) -> bool:
-    return not a.runs or not b.runs or a.runs[-1].machine == b.runs[-1].machine
+    return OTHER_CONDITIONS if other_conditions(a, b, pair) else SLOW_DAY
 
 
 def _same_prompts(a: Results, b: Results, pair: str) -> bool:
@@ -252,7 +244,7 @@ _Question = tuple[Asked, int | None]
 def _inexact(a: Results, b: Results) -> Iterator[str]:
     """Sides whose text was plain's, or explained, and isn't now, to what both were asked."""
     for pair in (pair for pair in a.pairs if pair in b.pairs):
-        yield from () if _other_conditions(a, b, pair) else _lost(a, b, pair)
+        yield from () if other_conditions(a, b, pair) else _lost(a, b, pair)
 
 
 def _lost(a: Results, b: Results, pair: str) -> Iterator[str]:
@@ -304,14 +296,13 @@ def _notes(a: Results, b: Results) -> Iterator[str]:
         one, two = a.pairs[pair], b.pairs[pair]
         if one.target.get("sha256") != two.target.get("sha256"):
             yield f"note: the target of {pair} is another file in the second"
-        files = [[drafter.get("sha256") for drafter in found.drafters] for found in (one, two)]
-        if files[0] != files[1]:
+        if drafters_of(one) != drafters_of(two):
             yield f"note: a drafter of {pair} is another file in the second"
         for key in dict.fromkeys([*one.settings, *two.settings]):
             was, is_ = one.settings.get(key), two.settings.get(key)
             if was != is_:
                 yield f"note: {pair}: {key} was {was} and is {is_}"
-        if others := _other_conditions(a, b, pair):
+        if others := other_conditions(a, b, pair):
             yield (
                 f"note: {pair}: {', '.join(others)} changed, so nothing of it is judged: a change "
                 "may come from there"
@@ -324,7 +315,7 @@ def _notes(a: Results, b: Results) -> Iterator[str]:
             yield f"note: {pair}: {', '.join(lost)} was measured in the first file alone"
         yield from _unasked(a, b, pair)
         yield from _inexact_elsewhere(a, b, pair)
-    if not _same_machine(a, b):
+    if not same_machine(a, b):
         yield "note: these are two machines, so plain decoding's own speed isn't compared"
 
 

@@ -148,11 +148,12 @@ def _refuse_absent(named: Named, options: Options) -> None:
     """See that a pair has the drafters that were chosen, before anything is downloaded or read."""
     if options.groups is None or not any(options.lookaheads):
         return
-    drafters: Sequence[ModelSpec | str] = named.drafters or [LOOKUP]
-    advice = "or add one with --drafter"
-    if named.target is None:
+    drafters: Sequence[ModelSpec | str]
+    if named.drafters is None:
         drafters = load_registry().pair(named.pair).drafters
         advice = "or name its target's file with --target and a drafter's with --drafter"
+    else:
+        drafters, advice = named.drafters, "or add one with --drafter"
     has = [LOOKUP if drafter == LOOKUP else MODEL for drafter in drafters]
     missing = [name for group in options.groups for name in group if name not in has]
     if missing:

@@ -108,8 +108,8 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--compare", nargs=2, type=Path, metavar=("A", "B"),
-        help="measure nothing: what got worse from A to B; fails where anything surely did, on the "
-        "same machine with the same models and settings",
+        help="measure nothing: what got worse from A to B, on the same machine with the same "
+        "models and settings; exit status 1 where anything surely did, 2 where nothing tells",
     )  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def _compare(a: Path, b: Path) -> int:
     comparison = compare.compare(files.read([a]), files.read([b]))
     for line in compare.lines(comparison):
         print(printable(line))
-    return 1 if comparison.failed else 0
+    return comparison.status
 
 
 def _peer(text: str) -> tuple[Path, list[str] | None]:
