@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.exporters import gguf_settings as settings
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Outline
 from edgespec.exporters.gguf_settings import Floats, Hyperparameters
 
 Change = Callable[[Floats], Floats]
@@ -71,7 +71,7 @@ def pair_up(tensor: Floats, heads: int) -> Floats:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
 
 
-def find(checkpoint: Checkpoint) -> Family:
+def find(checkpoint: Outline) -> Family:
     """The family of a checkpoint. Raises ExportError with the known ones for another."""
     for family in FAMILIES:
         if set(checkpoint.architectures) & set(family.classes):
@@ -84,7 +84,7 @@ def find(checkpoint: Checkpoint) -> Family:
     )
 
 
-def read(family: Family, checkpoint: Checkpoint) -> Hyperparameters:
+def read(family: Family, checkpoint: Outline) -> Hyperparameters:
     """What llama.cpp needs to know of a checkpoint. Raises ExportError where it can't honour it."""
     config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
     config = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}

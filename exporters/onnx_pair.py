@@ -1,10 +1,12 @@
 """A target and its draft as ONNX, in one folder.
 
-Invariant: both or neither; and a pair whose tokens differ is refused before any work.
+Invariant: both or neither; and what the small files rule out, as a pair whose tokens differ, is
+refused before any work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +33,8 @@ def export_pair(
     models = (target, draft)
     refuse_existing(out, overwrite, [*target.shards, *draft.shards])
     onnx.require_extra(style)
+    require_fit(models, dtypes, style)
     plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
-    require_same_tokens(target, draft)
     wanted = {"format": "onnx pair"}
     # What the first takes beside its folder is gone when the second begins.
     beside = max(planned.disk_bytes - planned.size_bytes for planned in plans)
@@ -55,9 +57,18 @@ def export_pair(
     ]
 
 
-def require_same_tokens(target: Outline, draft: Outline) -> None:
-    """Raises ExportError where a token means another text to the draft."""
+def require_fit(
+    models: Sequence[Outline], dtypes: Sequence[str], style: Style | None = None
+) -> None:
+    """Refuse what a target, alone or with its draft, shows without its weights.
+
+    Raises what `onnx.chosen` does, and ExportError for a tokenizer that can't be written, and where
+    a token means another text to the draft.
+    """
     from edgespec.exporters import onnx_text
 
-    vocabularies = [onnx_text.tokens(onnx_text.load(model)) for model in (target, draft)]
-    refuse_other_tokens(target, draft, *vocabularies)
+    for model, dtype in zip(models, dtypes, strict=True):
+        onnx.chosen(model, dtype, style)
+    vocabularies = [onnx_text.tokens(onnx_text.load(model)) for model in models]
+    for draft, theirs in zip(models[1:], vocabularies[1:], strict=True):
+        refuse_other_tokens(models[0], draft, vocabularies[0], theirs)

@@ -1158,7 +1158,7 @@ def test_a_draft_may_know_more_tokens(
 
     from tiny_checkpoint import added, byte_level_tokenizer
 
-    from edgespec.exporters.onnx_pair import require_same_tokens
+    from edgespec.exporters.onnx_pair import require_fit
 
     other = tmp_path / "other"
     shutil.copytree(checkpoint().path, other)
@@ -1167,7 +1167,7 @@ def test_a_draft_may_know_more_tokens(
     tokenizer["added_tokens"].append(added(last + 1, "<|more|>"))
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     for pair in ((checkpoint(), Checkpoint.open(other)), (Checkpoint.open(other), checkpoint())):
-        require_same_tokens(*pair)
+        require_fit(pair, ("fp32", "int4"))
 
 
 @with_extra
@@ -1264,7 +1264,7 @@ def test_what_can_be_refused_is_refused_before_the_hub_is_asked(
 _EXPORTS = """
 import sys
 from edgespec.cli import main
-print([main(["export", "onnx", *asked.split()]) for asked in sys.argv[1:]])
+print([main(["export", *asked.split()]) for asked in sys.argv[1:]])
 """
 
 
@@ -1288,8 +1288,21 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
     tokenizer = byte_level_tokenizer()
     tokenizer["added_tokens"][1]["content"] = "<|another|>"
     files["org/other", "tokenizer.json"] = json.dumps(tokenizer).encode()
-    asked = ["org/old o --fused", "org/target o --draft org/old --fused", "org/target o --draft "]
-    asked[2] += "org/other"
+    bare, packed = files["org/target", "config.json"], json.loads(files["org/old", "config.json"])
+    files["org/bare", "config.json"] = bare  # and no tokenizer.json
+    files["org/bare", "model.safetensors"] = files["org/target", "model.safetensors"]
+    packed["quantization_config"] = {"bits": 4}
+    files["org/packed", "config.json"] = json.dumps(packed).encode()
+    files["org/packed", "model.safetensors"] = b""
+    asked = [
+        "onnx org/old o --fused",
+        "onnx org/target o --draft org/old --fused",
+        "onnx org/target o --draft org/other",
+        "onnx org/bare o",
+        "pair org/target org/other o --format onnx",
+        "pair org/target org/bare o --format onnx",
+        "pair org/target org/packed o",
+    ]
     with HubServer(files) as hub:
         env = {
             **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"),
@@ -1300,9 +1313,11 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
             [sys.executable, "-W", "ignore", "-c", _EXPORTS, *asked],
             capture_output=True, text=True, env=env, cwd=tmp_path, timeout=600,
         )  # fmt: skip
-        assert done.stdout.strip() == "[1, 1, 1]", done.stderr
+        assert done.stdout.strip() == str([1] * len(asked)), done.stderr
         assert done.stderr.count("GPT2LMHeadModel, which can't be exported with fused") == 2
-        assert "other can't draft for target: token" in done.stderr
+        assert done.stderr.count("other can't draft for target: token") == 2
+        assert done.stderr.count("transformers can't load the tokenizer of bare: ") == 2
+        assert "org/packed is quantised already" in done.stderr
         assert not [line for line in hub.log if "safetensors" in line]
         assert [line for line in hub.log if "/cdn/org/other/tokenizer.json" in line]
 

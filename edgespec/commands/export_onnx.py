@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.commands.progress import shown
     from edgespec.exporters import onnx
     from edgespec.exporters.checkpoint import Checkpoint, Outline
-    from edgespec.exporters.onnx_pair import export_pair, require_same_tokens
+    from edgespec.exporters.onnx_pair import export_pair, require_fit
     from edgespec.exporters.register import refuse_taken
     from edgespec.exporters.staging import refuse_existing, require_text
 
@@ -79,39 +79,35 @@ def run(args: argparse.Namespace) -> int:
     require_text(out.absolute())
     if args.register:
         refuse_taken([*_names(args.register, pair=bool(args.draft)), args.register])
-    draft_dtype = args.draft_dtype or args.dtype
     with shown() as report:
-        outline = Outline.open(args.checkpoint, args.revision, report)
-        onnx.chosen(outline, args.dtype, args.style)
-        draft = None
+        outlines, dtypes = [Outline.open(args.checkpoint, args.revision, report)], [args.dtype]
         if args.draft:
-            drafts = Outline.open(args.draft, args.draft_revision, report)
-            onnx.chosen(drafts, draft_dtype, args.style)
-            require_same_tokens(outline, drafts)
-            draft = Checkpoint.of(drafts, report)
-        checkpoint = Checkpoint.of(outline, report)
-    tell_notes(checkpoint, *([draft] if draft else []))
-    tell(onnx.plan(checkpoint, args.dtype, args.style).sentence)
-    if draft is not None:
-        tell(onnx.plan(draft, draft_dtype, args.style).sentence)
+            outlines.append(Outline.open(args.draft, args.draft_revision, report))
+            dtypes.append(args.draft_dtype or args.dtype)
+        require_fit(outlines, dtypes, args.style)
+        checkpoints = [Checkpoint.of(outline, report) for outline in outlines]
+    tell_notes(*checkpoints)
+    for checkpoint, dtype in zip(checkpoints, dtypes, strict=True):
+        tell(onnx.plan(checkpoint, dtype, args.style).sentence)
     with shown() as report:
-        if draft is None:
+        if args.draft:
+            target, draft = checkpoints
+            results = export_pair(
+                target, draft, out, dtypes=(dtypes[0], dtypes[1]), style=args.style,
+                overwrite=args.force, report=report,
+            )  # fmt: skip
+        else:
             results = [
                 onnx.export(
-                    checkpoint, out, dtype=args.dtype, style=args.style, overwrite=args.force,
+                    checkpoints[0], out, dtype=args.dtype, style=args.style, overwrite=args.force,
                     report=report,
                 )
             ]  # fmt: skip
-        else:
-            results = export_pair(
-                checkpoint, draft, out, dtypes=(args.dtype, draft_dtype), style=args.style,
-                overwrite=args.force, report=report,
-            )  # fmt: skip
     for result in results:
         for note in result.notes:
             tell(f"note: {result.path.name}: {note}")
         tell(result.summary)
-    _tell_entry(args.register, out, [checkpoint, *([draft] if draft else [])], results)
+    _tell_entry(args.register, out, checkpoints, results)
     print_path(out)
     return 0
 

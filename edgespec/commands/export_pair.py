@@ -11,7 +11,7 @@ from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.checkpoint import Checkpoint, Outline
     from edgespec.exporters.progress import Report
 
 _ONNX_TYPES = {"f32": "fp32", "f16": "fp16", "q8_0": "int8", "q4_0": "int4"}
@@ -46,7 +46,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     from edgespec.commands.progress import shown
-    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.checkpoint import Checkpoint, Outline
     from edgespec.exporters.register import (
         Exported,
         model_names,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from edgespec.exporters.staging import refuse_existing, require_text
 
-    # Whatever can be refused is refused before a download or any work.
+    # Whatever can be refused is refused before a download, or before that of the weights.
     exporter = (_Gguf if args.format == "gguf" else _Onnx)(_quants(args))
     refuse_existing(args.out, args.force)
     require_text(args.out.absolute())
@@ -65,8 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if args.register:
         refuse_taken([*names, name])
     with shown() as report:
-        target = Checkpoint.open(args.target, args.revision, report)
-        draft = Checkpoint.open(args.draft, args.draft_revision, report)
+        outlines = (
+            Outline.open(args.target, args.revision, report),
+            Outline.open(args.draft, args.draft_revision, report),
+        )
+        exporter.refuse(outlines)
+        target, draft = (Checkpoint.of(outline, report) for outline in outlines)
     tell_notes(target, draft)
     for sentence in exporter.estimates((target, draft)):
         tell(sentence)
@@ -106,6 +110,12 @@ class _Gguf:
 
         self._quants = quant(quants[0]), quant(quants[1])
 
+    def refuse(self, models: tuple[Outline, Outline]) -> None:
+        from edgespec.exporters import gguf_families
+
+        for model in models:
+            gguf_families.read(gguf_families.find(model), model)
+
     def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
         from edgespec.exporters import gguf
 
@@ -133,6 +143,11 @@ class _Onnx:
                 raise ConfigError(f"ONNX has no type {dtype}: choose fp32, fp16, int8 or int4")
         onnx.require_extra()
         self._dtypes = first, second
+
+    def refuse(self, models: tuple[Outline, Outline]) -> None:
+        from edgespec.exporters.onnx_pair import require_fit
+
+        require_fit(models, self._dtypes)
 
     def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
         from edgespec.exporters import onnx
