@@ -1,11 +1,12 @@
 """The options that several commands share, named as the field names them.
 
-Invariant: every option has a help text of a line or two that gives its default.
+Invariant: every option that is shown has a help text of a line or two that gives its default.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import Literal
 
 LONGEST_LOOKAHEAD = 64
@@ -16,9 +17,20 @@ DEVICES = ("auto", "cpu", "cuda", "tensorrt", "directml", "coreml")
 
 
 def add_model_options(
-    parser: argparse.ArgumentParser, *, default_pair: str = "the default pair"
+    parser: argparse.ArgumentParser,
+    *,
+    default_pair: str = "the default pair",
+    fixed: int | None = None,
+    refused: Collection[str] = (),
 ) -> None:
-    """Which models run, where, and how they draft; `default_pair`: the one where none is named."""
+    """Which models run, where, and how they draft.
+
+    Args:
+        default_pair: the one where none is named.
+        fixed: the lookahead of a command in which no planner plans; None: `auto`.
+        refused: options, by their names in what is parsed, that the command takes only to say why
+            not; its help leaves them out.
+    """
     group = parser.add_argument_group("models")
     group.add_argument(
         "--pair", metavar="NAME", help=f"a pair that `models` lists (default: {default_pair})"
@@ -32,19 +44,27 @@ def add_model_options(
         help="a GGUF file or ONNX folder that drafts, or `lookup`; a model beside `lookup` at the "
         "most (default: the pair's)",
     )  # fmt: skip
+    how = ""
+    if "lookahead" not in refused:
+        planned = "the planner chooses among them, and with a fixed lookahead " * (fixed is None)
+        how = f"; {planned}the first that has a guess drafts"
     group.add_argument(
         "--drafters", type=_names, metavar="LIST",
-        help="which may draft: `lookup,model`, `lookup` or `model`; the planner chooses among "
-        "them, and with a fixed lookahead the first that has a guess drafts (default: all that the "
-        "pair has, and lookup)",
+        help=f"which may draft: `lookup,model`, `lookup` or `model`{how} (default: all of the "
+        "pair's, or lookup and --drafter)",
     )  # fmt: skip
+    plain = "draft at all (--no-draft is plain decoding)"
     group.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True,
-        help="draft at all (--no-draft is plain decoding)",
+        help=argparse.SUPPRESS if "draft" in refused else plain,
     )  # fmt: skip
+    tokens = "draft tokens a round; auto measures and plans (auto)"
+    if fixed is not None:
+        tokens = f"draft tokens a round, at most {LONGEST_LOOKAHEAD} ({fixed})"
     group.add_argument(
-        "--lookahead", type=lookahead, default="auto", metavar="N|auto",
-        help="draft tokens a round; auto measures and plans (auto)",
+        "--lookahead", type=lookahead, default="auto" if fixed is None else fixed,
+        metavar="N|auto" if fixed is None else "N",
+        help=argparse.SUPPRESS if "lookahead" in refused else tokens,
     )  # fmt: skip
     add_machine_options(group)
 
@@ -124,8 +144,8 @@ def add_answer_options(
     )  # fmt: skip
     group.add_argument(
         "--seed", type=count, metavar="N",
-        help="the same text again for the same seed, drafted or not: selects the rule "
-        "`reproducible` (none)",
+        help="the same text again for the same seed, drafted or not, up to rounding: selects the "
+        "rule `reproducible` (none)",
     )  # fmt: skip
 
 

@@ -129,6 +129,9 @@ def test_arguments_that_make_no_sense(
         (["run", "x", "--no-draft", "--drafter", "lookup"], "contradict"),
         (["verify", "--target", "none.gguf", "--no-draft"], "leave --no-draft and --lookahead 0"),
         (["verify", "--target", "none.gguf", "--lookahead", "0"], "compares drafted answers with"),
+        (["verify", "--target", "none.gguf", "--lookahead", "auto"], "give --lookahead a number"),
+        (["tune", "--target", "none.gguf", "--lookahead", "4"], "leave --lookahead out"),
+        (["tune", "--target", "none.gguf", "--no-draft"], "leave --no-draft out"),
         (["run", "x", "--target", "none.gguf", "--pair", "smollm2"], "not both"),
         (["run", "  "], "empty"),
         (["pull", "nobody"], "nobody"),
@@ -326,6 +329,15 @@ def test_every_option_gives_its_default() -> None:
         assert text.count(f"a pair that `models` lists (default: {default})") == 2  # also as --pair
 
 
+def test_help_shows_no_option_that_the_command_refuses() -> None:
+    """Nor a default that it hasn't."""
+    helps = {name: " ".join(text.split()) for name, (_, text) in commands_of([]).items()}
+    assert "--no-draft" in helps["run"] and "auto measures and plans (auto)" in helps["run"]
+    assert not re.search("--(no-)?draft[^e]|--lookahead|with a fixed lookahead", helps["tune"])
+    assert not re.search("--(no-)?draft[^e]|planner|auto measures", helps["verify"])
+    assert "--lookahead N draft tokens a round, at most 64 (3)" in helps["verify"]
+
+
 def test_the_readme_builds_llama_cpp_in_the_version_that_is_asked_for() -> None:
     root = Path(__file__).parents[1]
     wanted = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
@@ -333,7 +345,10 @@ def test_the_readme_builds_llama_cpp_in_the_version_that_is_asked_for() -> None:
     lines = (root / "README.md").read_text("utf-8").splitlines()
     commands = [line for line in lines if line.startswith("CMAKE_ARGS=")]
     assert {line.split('"')[1] for line in commands} == set(llama_device._FLAGS.values())
-    assert all(line.endswith(f"'{llama}'") for line in commands)
+    powershell = [line for line in lines if line.startswith((".venv\\", "$env:CMAKE_ARGS"))]
+    commands += [line for line in powershell if "llama-cpp-python" in line]
+    assert any(line.split('"')[1:2] == [llama_device._FLAGS["NVIDIA"]] for line in powershell)
+    assert len(commands) == 4 and all(line.endswith(f"'{llama}'") for line in commands)
 
 
 def test_every_option_is_in_the_readme() -> None:
@@ -775,7 +790,10 @@ def test_verify_says_whether_a_pair_is_exact(
     assert cli.main(["verify", *options, "--repeats", "1"]) == 0
     out, err = capsys.readouterr()
     assert "this pair is exact on this machine" in out
+    assert "comparing: speculative answers, 3 draft tokens a round..." in err
     assert "a.gguf on CPU" in err and err.count("note: a.gguf brings no chat template") == 1
+    assert cli.main(["verify", *options, "--repeats", "0", "--lookahead", "1"]) == 0
+    assert "speculative answers, 1 draft token a round..." in capsys.readouterr().err
     assert cli.main(["verify", *options, "--no-draft"]) == 1  # there is no drafter to test
 
 

@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="of each sample answer, drawn at temperature 0 (64)",
     )
     parser.set_defaults(command=run)
-    add_model_options(parser)
+    add_model_options(parser, refused=("draft", "lookahead"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,6 +16,8 @@ from edgespec.commands.shared import (
 from edgespec.errors import ConfigError
 from edgespec.options import add_answer_options, add_model_options, count
 
+_LOOKAHEAD = 3
+
 if TYPE_CHECKING:
     from edgespec.runtime import Runtime
 
@@ -25,9 +27,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "verify",
         help="compare a pair's answers with its target's: is it exact on this machine?",
-        description="Answers prompts with and without drafting and compares them. The exit status "
-        "is 0 where the pair is exact on this machine, and 1 where it isn't, where nothing was "
-        "drafted, or where it failed.",
+        description="Answers prompts with and without drafting and compares them. A round drafts "
+        f"{_LOOKAHEAD} tokens, as --lookahead says; long checks may run through other code of a "
+        "backend's, so a second run with --lookahead 16 tests more. The exit status is 0 where the "
+        "pair is exact on this machine, and 1 where it isn't, where nothing was drafted, or where "
+        "it failed.",
     )
     add_pair(parser)
     parser.add_argument(
@@ -39,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="sampled answers to each prompt; 0 compares greedy ones only (4)",
     )  # fmt: skip
     parser.set_defaults(command=run)
-    add_model_options(parser)
+    add_model_options(parser, fixed=_LOOKAHEAD, refused=("draft",))
     add_answer_options(parser, max_tokens=64, system=False)
 
 
@@ -54,12 +58,18 @@ def run(args: argparse.Namespace) -> int:
             "verify compares drafted answers with plain ones: leave --no-draft and --lookahead 0 "
             "out"
         )
+    if args.lookahead == "auto":
+        raise ConfigError(
+            "verify drafts as many tokens in every round, since a planner may draft none: give "
+            "--lookahead a number, or leave it out"
+        )
     told: list[str] = []
-    lookahead = 3 if args.lookahead == "auto" else args.lookahead
+    lookahead: int = args.lookahead
 
     def opened(speculate: bool) -> Runtime:
         args.lookahead = lookahead if speculate else 0
-        say(f"comparing: {'speculative' if speculate else 'plain'} answers...")
+        drafted = f"speculative answers, {lookahead} draft token{'s' * (lookahead > 1)} a round"
+        say(f"comparing: {drafted if speculate else 'plain answers'}...")
         runtime = open_runtime(args)
         lines = [line for line in introduction(runtime) if line not in told]
         told.extend(lines)
