@@ -744,6 +744,7 @@ def test_what_is_exported_is_never_replaced(tmp_path: Path) -> None:
         (["pair", "org/no-such", "org/none", "new", "--quant", "q9"], "has no type q9"),
         (["pair", "org/no-such", "org/none", "new", "--draft-quant", "q9"], "has no type q9"),
         (["pair", "org/no-such", "org/none", "new", "--format", "onnx", "--quant", "q9"], "q9"),
+        (["pair", "org/no-such", "org/none", "new", "--portable"], "add --format onnx"),
     ],
 )
 def test_what_can_be_refused_is_refused_before_the_hub_is_asked(

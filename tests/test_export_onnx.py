@@ -14,6 +14,7 @@ import pytest
 
 from edgespec.cli import main
 from edgespec.errors import ConfigError, ExportError
+from edgespec.exporters import manifest
 from edgespec.exporters import onnx as exporter
 from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.parity import Limits, compare, differing_ids
@@ -1127,6 +1128,26 @@ def test_a_pair_is_written_and_registered(
     assert [model.format for model in pair.models] == ["onnx", "onnx"]
     assert capsys.readouterr().out.strip() == str(out)
     assert sorted(path.name for path in out.iterdir()) == ["draft", "target"]
+
+
+@with_extra
+@pytest.mark.parametrize("style", ["fused", "portable"])
+def test_export_pair_makes_graphs_of_the_style_that_is_asked_for(
+    style: str,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the sentences of a refused fused graph tell a person to."""
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path))
+    models, out = [str(checkpoint().path), str(checkpoint("Qwen2").path)], tmp_path / "pair"
+    command = ["export", "pair", *models, str(out), "--format", "onnx", "--quant", "f32"]
+    assert main([*command, f"--{style}", "--no-register"]) == 0
+    assert capsys.readouterr().err.count(f"{style}, fp32: about") == 2
+    for name in ("target", "draft"):
+        made = json.loads(manifest.beside(out / name).read_text("utf-8"))
+        assert made["options"]["style"] == style
 
 
 @with_extra

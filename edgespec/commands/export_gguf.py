@@ -42,11 +42,16 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(command=run)
 
 
-def add_quant(parser: argparse.ArgumentParser, flag: str, default: str | None, shown: str) -> None:
-    """The option for a type of quantisation; `shown`: how its help names the default."""
+def add_quant(
+    parser: argparse.ArgumentParser, flag: str, default: str | None, shown: str, also: str = ""
+) -> None:
+    """The option for a type of quantisation; its help names the default as `shown` does.
+
+    also: types of another format, behind those of llama.cpp's.
+    """
     parser.add_argument(
         flag, default=default, metavar="TYPE", type=str.lower,
-        help=f"how to store the weights: {_QUANTS} ({shown})",
+        help=f"how to store the weights: {_QUANTS}{also} ({shown})",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint
     from edgespec.exporters.onnx import Result
 
-_DTYPES = ("fp32", "fp16", "int8", "int4")
+DTYPES = ("fp32", "fp16", "int8", "int4")
 
 
 def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,27 +36,32 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "it; OUT then holds the folders `target` and `draft`",
     )  # fmt: skip
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="int4",
+        "--dtype", choices=DTYPES, default="int4",
         help="how to store the weights: floats, or blocks of 8 or 4 bits (int4)",
     )  # fmt: skip
     parser.add_argument(
-        "--draft-dtype", choices=_DTYPES, help="how to store the draft's weights (as --dtype)"
+        "--draft-dtype", choices=DTYPES, help="how to store the draft's weights (as --dtype)"
     )
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument(
-        "--fused", dest="style", action="store_const", const="fused", help="fused attention and "
-        "a cache that stays in place (where the family is known)",
-    )  # fmt: skip
-    style.add_argument(
-        "--portable", dest="style", action="store_const", const="portable", help="plain "
-        "operators: slower, for any architecture optimum knows",
-    )  # fmt: skip
+    add_style(parser)
     add_export_options(parser, "CHECKPOINT", draft=True)
     parser.add_argument(
         "--register", metavar="NAME", help="add it to your models.toml as the pair NAME, with "
         "lookup, and the draft where there is one, as its drafters",
     )  # fmt: skip
     parser.set_defaults(command=run)
+
+
+def add_style(parser: argparse.ArgumentParser, only: str = "") -> None:
+    """The options for a graph's style; `only`: what their help begins with."""
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument(
+        "--fused", dest="style", action="store_const", const="fused", help=f"{only}fused "
+        "attention and a cache that stays in place (where the family is known)",
+    )  # fmt: skip
+    style.add_argument(
+        "--portable", dest="style", action="store_const", const="portable", help=f"{only}plain "
+        "operators, slower, for any architecture that optimum knows",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.commands.export_gguf import add_export_options, add_quant, tell_notes
+from edgespec.commands.export_onnx import DTYPES, add_style
 from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint, Outline
+    from edgespec.exporters.onnx import Style
     from edgespec.exporters.progress import Report
 
 _ONNX_TYPES = {"f32": "fp32", "f16": "fp16", "q8_0": "int8", "q4_0": "int4"}
@@ -30,8 +32,10 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--format", choices=("gguf", "onnx"), default="gguf", help="what to make of them (gguf)"
     )
-    add_quant(parser, "--quant", None, "q4_k_m; ONNX: int4")
-    add_quant(parser, "--draft-quant", None, "as --quant")
+    also = f"; ONNX: {', '.join(DTYPES)}"
+    add_quant(parser, "--quant", None, "q4_k_m; ONNX: int4", also)
+    add_quant(parser, "--draft-quant", None, "as --quant", also)
+    add_style(parser, "ONNX: ")
     add_export_options(parser, "TARGET", draft=True)
     parser.add_argument(
         "--name", metavar="NAME", help="what to call the pair (default: OUT's last part)"
@@ -57,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.exporters.staging import refuse_existing, require_text
 
     # Whatever can be refused is refused before a download, or before that of the weights.
-    exporter = (_Gguf if args.format == "gguf" else _Onnx)(_quants(args))
+    if args.style and args.format == "gguf":
+        raise ConfigError(f"--{args.style} is of ONNX models: add --format onnx, or leave it out")
+    quants = _quants(args)
+    exporter = _Gguf(quants) if args.format == "gguf" else _Onnx(quants, args.style)
     refuse_existing(args.out, args.force)
     require_text(args.out.absolute())
     name = args.name or args.out.absolute().name
@@ -134,26 +141,29 @@ class _Gguf:
 class _Onnx:
     """Both as ONNX folders; what can't be made is refused when this is made."""
 
-    def __init__(self, quants: tuple[str, str]) -> None:
+    def __init__(self, quants: tuple[str, str], style: Style | None) -> None:
         from edgespec.exporters import onnx
 
         first, second = (_ONNX_TYPES.get(name, name) for name in quants)
         for dtype in (first, second):
-            if dtype not in onnx.DTYPES:
-                raise ConfigError(f"ONNX has no type {dtype}: choose fp32, fp16, int8 or int4")
-        onnx.require_extra()
+            if dtype not in DTYPES:
+                raise ConfigError(f"ONNX has no type {dtype}: choose from {', '.join(DTYPES)}")
+        onnx.require_extra(style)
         self._dtypes = first, second
+        self._style = style
 
     def refuse(self, models: tuple[Outline, Outline]) -> None:
         from edgespec.exporters.onnx_pair import require_fit
 
-        require_fit(models, self._dtypes)
+        require_fit(models, self._dtypes, self._style)
 
     def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
         from edgespec.exporters import onnx
 
-        plans = zip(models, self._dtypes, strict=True)
-        return [f"{model.name}, {onnx.plan(model, dtype).sentence}" for model, dtype in plans]
+        return [
+            f"{model.name}, {onnx.plan(model, dtype, self._style).sentence}"
+            for model, dtype in zip(models, self._dtypes, strict=True)
+        ]
 
     def export(
         self, models: tuple[Checkpoint, Checkpoint], out: Path, force: bool, report: Report
@@ -161,6 +171,8 @@ class _Onnx:
         from edgespec.exporters.onnx_file import MODEL
         from edgespec.exporters.onnx_pair import export_pair
 
-        results = export_pair(*models, out, dtypes=self._dtypes, overwrite=force, report=report)
+        results = export_pair(
+            *models, out, dtypes=self._dtypes, style=self._style, overwrite=force, report=report
+        )
         notes = [f"{result.path.name}: {note}" for result in results for note in result.notes]
         return [result.path / MODEL for result in results], [*notes, *(r.summary for r in results)]
