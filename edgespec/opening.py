@@ -13,7 +13,7 @@ from typing import Literal
 
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.backends import LoadOptions, load_model
+from edgespec.backends import LoadOptions, is_onnx, load_model
 from edgespec.costs import OnPass, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.model import ModelDrafter
@@ -129,6 +129,26 @@ def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
         f"comparing {spec.name} with its SHA-256" if here else f"downloading {spec.name}, {size}"
     )
     return sources.fetch(spec)
+
+
+def layers_notes(target: Path, drafters: Sequence[str], options: LoadOptions) -> list[str]:
+    """What to tell of `gpu_layers` where no GGUF model is there to have any.
+
+    In a pair with an ONNX model it says where the GGUF one goes, and `device` where the ONNX one
+    does. Raises ConfigError where the two contradict each other, as they can without ONNX models.
+    """
+    layers = options.gpu_layers
+    if layers is None:
+        return []
+    files = [target, *(Path(drafter) for drafter in drafters if drafter != LOOKUP)]
+    onnx = [is_onnx(file) for file in files]
+    if all(onnx):
+        return ["--gpu-layers does nothing here, for it is for GGUF models: ONNX has --device"]
+    if not any(onnx) and options.device == ("cpu" if layers else "cuda"):
+        raise ConfigError(
+            f"--device {options.device} and --gpu-layers {layers} contradict each other: drop one"
+        )
+    return []
 
 
 def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:

@@ -79,11 +79,13 @@ def add_machine_options(group: argparse._ArgumentGroup) -> None:
         "--threads", type=positive, metavar="N", help="CPU threads (default: the usable CPUs)"
     )
     group.add_argument(
-        "--gpu-layers", type=count, metavar="N", help="layers on the GPU (default: all, if it can)"
-    )
+        "--gpu-layers", type=count, metavar="N",
+        help="layers of GGUF models on the GPU (default: all, if it can)",
+    )  # fmt: skip
     group.add_argument(
         "--device", choices=DEVICES, default="auto",
-        help="what models run on; the last three concern ONNX alone (auto: a GPU, else the CPU)",
+        help="what models run on; the last three concern ONNX alone (auto: the GPU that llama.cpp "
+        "was built for, CUDA or DirectML for ONNX, else the CPU)",
     )  # fmt: skip
     group.add_argument(
         "--allow-cpu", action="store_true",

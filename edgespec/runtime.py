@@ -29,7 +29,14 @@ from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import DEFAULT_MAX_TOKENS, Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
 from edgespec.native_use import call_holding
-from edgespec.opening import AUTO, find_files, load_drafter, make_planner, rounding_notes
+from edgespec.opening import (
+    AUTO,
+    find_files,
+    layers_notes,
+    load_drafter,
+    make_planner,
+    rounding_notes,
+)
 from edgespec.planner import FixedPlanner, Planner, PlannerStatus, check_lookahead
 from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
@@ -113,7 +120,7 @@ class Runtime:
                 on this machine, once in the time of some 40 tokens, and then plans each round.
             context_size: tokens the target's cache holds; None takes the model's own size, capped.
             threads: CPU threads; None takes the CPUs this process may use.
-            gpu_layers: layers on the GPU; None takes all of them where the build can.
+            gpu_layers: layers of GGUF models on the GPU; None takes all where the build can.
             device: "auto", or what to run on: see `LoadOptions`.
             allow_cpu: whether the CPU may stand in for a `device` that can't be had.
             fetch: whether models that aren't here yet may be downloaded.
@@ -139,9 +146,9 @@ class Runtime:
             device=device,
             allow_cpu=allow_cpu,
         )
+        notes = layers_notes(target_path, named, options)
         model = load_model(target_path, options, cancel)
         loaded: list[Drafter] = []
-        notes: list[str] = []
         try:
             if model.only_drafts:
                 raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -773,6 +774,66 @@ def test_what_fails_on_the_cpu_too_is_told_as_that(
 def test_gpus_are_named_with_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_device, "_GPU_TYPES", (0,))  # the CPU, which every build has
     assert re.fullmatch(r"CPU: .+", llama_device.gpus())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="asks dladdr, and there it would fail anyway")
+def test_functions_of_gpus_are_looked_for_in_the_library_that_has_them() -> None:
+    # Windows finds a function in no other; dlsym looks into the libraries that one needs as well.
+    found = iter(llama_device._functions())
+    where = (ctypes.c_char_p * 4)()  # Dl_info, which begins with the file's name
+    for library, functions in llama_device._FUNCTIONS.items():
+        for name, function in zip(functions, found, strict=False):
+            assert ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), where)
+            assert Path(os.fsdecode(where[0])).name.split(".")[0] == f"lib{library}", name
+
+
+@pytest.mark.parametrize(
+    ("seen", "used"),
+    [
+        (["MTL0"], "Metal"), (["Vulkan0", "Vulkan1"], "Vulkan"), (["ROCm0"], "ROCm"),
+        (["CUDA0", "CUDA1"], ""), (["Vulkan0", "CUDA0"], ""), ([], ""),
+    ],
+)  # fmt: skip
+def test_cuda_is_no_other_gpu(
+    seen: list[str], used: str, gpu: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(True)
+    monkeypatch.setattr(llama_device, "_gpus", lambda: [(name, "a card") for name in seen])
+    assert choose_layers("tiny", LoadOptions())[0] > 100
+    cuda = [LoadOptions(device="cuda"), LoadOptions(device="cuda", gpu_layers=3)]
+    if not used:
+        assert [choose_layers("tiny", one)[0] for one in cuda] == [999, 3]
+        return
+    for one in cuda:
+        with pytest.raises(ConfigError, match=rf"tiny can't run.*GPU through {used} and not.*CUDA"):
+            choose_layers("tiny", one)
+    layers, (note,) = choose_layers("tiny", LoadOptions(device="cuda", allow_cpu=True))
+    assert layers == 0 and "runs on the CPU" in note and used in note
+    # Of a pair with an ONNX model on CUDA, the GGUF one may be told to stay on the CPU.
+    assert choose_layers("tiny", LoadOptions(device="cuda", gpu_layers=0)) == (0, [])
+
+
+def test_layers_and_a_device_that_contradict_each_other(
+    tmp_path: Path, gpu: Callable[[bool], None]
+) -> None:
+    from tiny_onnx import write_tiny_onnx
+
+    gguf = write_tiny(tmp_path / "tiny.gguf")
+    gpu(True)
+    for device, layers in (("cpu", 3), ("cuda", 0)):
+        with pytest.raises(ConfigError, match=f"--device {device} and --gpu-layers {layers}.*drop"):
+            Runtime.open(target=gguf, device=device, gpu_layers=layers)
+    gpu(False)
+    options: dict[str, Any] = {"threads": 1, "lookahead": 2, "gpu_layers": 0}
+    with Runtime.open(target=gguf, device="cpu", **options) as runtime:
+        assert not any("--gpu-layers" in note for note in runtime.notes)
+    onnx = write_tiny_onnx(tmp_path / "onnx")
+    with Runtime.open(target=onnx, device="cpu", **options) as runtime:
+        assert any(note.startswith("--gpu-layers does nothing here") for note in runtime.notes)
+    with pytest.raises(ConfigError, match="leave --gpu-layers out"):  # the GGUF drafter's own word
+        Runtime.open(
+            target=onnx, drafters=[str(gguf)], device="cpu", **{**options, "gpu_layers": 3}
+        )
 
 
 # ----------------------------------------------------------------------------- closing and cancel

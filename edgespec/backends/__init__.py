@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec import platform
-from edgespec.errors import ConfigError, ModelError, ModelFormatError
+from edgespec.errors import ConfigError, EdgespecError, ModelError, ModelFormatError
 from edgespec.options import DEVICES
 from edgespec.session import CancelFlag, Model
 
@@ -27,9 +27,10 @@ class LoadOptions:
         context_size: tokens the cache holds; None takes what the model was trained on, capped.
         context_cap: that cap; the cache's memory grows with its size.
         threads: CPU threads; None takes the CPUs this process may use.
-        gpu_layers: layers on the GPU; None puts all there where the build can (GGUF).
-        device: "auto" (a GPU where there is one), "cpu", "cuda", or for ONNX models alone
-            "tensorrt", "directml" or "coreml".
+        gpu_layers: layers of GGUF models on the GPU; None puts all there where the build can.
+        device: "auto" (for GGUF the GPU that llama.cpp was built for, for ONNX CUDA or DirectML,
+            else the CPU), "cpu", "cuda", or for ONNX models alone "tensorrt", "directml" or
+            "coreml".
         allow_cpu: whether the CPU may stand in for a device that was named and can't be had.
     """
 
@@ -81,6 +82,16 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
         raise ModelError(
             f"{path.name} doesn't fit into memory with its cache: choose a smaller --ctx-size"
         ) from error
+
+
+def is_onnx(path: Path | str) -> bool:
+    """Whether an ONNX model is at a path; False too where nothing is that can be read."""
+    from edgespec.backends import onnx_folder
+
+    try:
+        return onnx_folder.find(platform.expanded(path)) is not None
+    except (OSError, EdgespecError):
+        return False
 
 
 def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:

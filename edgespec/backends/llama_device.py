@@ -7,10 +7,15 @@ stand in, and then the user is told, as where nothing was named and a GPU isn't 
 
 from __future__ import annotations
 
-from contextlib import suppress
-from ctypes import c_char_p, c_size_t, c_void_p
+import functools
+import re
+from collections.abc import Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as lib
+from llama_cpp._ctypes_extensions import load_shared_library
 
 from edgespec import platform
 from edgespec.backends import LoadOptions
@@ -22,43 +27,83 @@ _FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_VULKAN=on", "Apple": "-DGGM
 _NO_GPU = "this llama.cpp was built without GPU support"
 
 
+# Which library of llama.cpp's has what of ggml-backend.h: Windows looks into no other.
+_FUNCTIONS: dict[str, dict[str, tuple[type | None, Sequence[type]]]] = {
+    "ggml": {
+        "ggml_backend_dev_count": (c_size_t, ()),
+        "ggml_backend_dev_get": (c_void_p, (c_size_t,)),
+    },
+    "ggml-base": {
+        "ggml_backend_dev_type": (c_int, (c_void_p,)),
+        "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
+        "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
+    },
+}
+
+
 def gpus() -> str:
     """The GPUs that llama.cpp sees, each with the interface it is used through; "" if it can't say.
 
-    As in "CUDA0: NVIDIA GeForce RTX 4070". (ggml-backend.h)
+    As in "CUDA0: NVIDIA GeForce RTX 4070".
     """
-    with suppress(ImportError, AttributeError):
-        from llama_cpp._ggml import libggml
+    return ", ".join(": ".join(names) for names in _gpus())
 
-        found = []
-        for function, result in (("get", c_void_p), ("name", c_char_p), ("description", c_char_p)):
-            getattr(libggml, f"ggml_backend_dev_{function}").restype = result
-        libggml.ggml_backend_dev_count.restype = c_size_t
-        for at in range(libggml.ggml_backend_dev_count()):
-            device = c_void_p(libggml.ggml_backend_dev_get(c_size_t(at)))
-            if libggml.ggml_backend_dev_type(device) in _GPU_TYPES:
-                name = libggml.ggml_backend_dev_name(device)
-                about = libggml.ggml_backend_dev_description(device)
-                found.append(b": ".join((name, about)).decode("utf-8", "replace"))
-        return ", ".join(found)
-    return ""
+
+def _gpus() -> list[tuple[str, str]]:
+    """The name and the description of each."""
+    try:
+        count, get, kind, *names = _functions()
+    except (AttributeError, OSError, RuntimeError):
+        return []
+    devices = [get(at) for at in range(count())]
+    return [
+        (names[0](device).decode("utf-8", "replace"), names[1](device).decode("utf-8", "replace"))
+        for device in devices
+        if kind(device) in _GPU_TYPES
+    ]
+
+
+@functools.cache  # each loading of a library makes Windows' PATH longer
+def _functions() -> list[Any]:
+    folder = Path(lib.__file__).parent / "lib"
+    found = []
+    for library, functions in _FUNCTIONS.items():
+        loaded = load_shared_library(library, folder)
+        for name, (result, arguments) in functions.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+            found.append(function)
+    return found
+
+
+def _instead_of_cuda() -> str:
+    """What the GPU is used through where that isn't CUDA, as in "Vulkan"; "" where not told."""
+    used = [re.sub(r"\d+$", "", name) for name, _ in _gpus()]
+    if not used or "CUDA" in used:
+        return ""
+    return "Metal" if used[0] == "MTL" else used[0]
 
 
 def choose_layers(name: str, options: LoadOptions) -> tuple[int, list[str]]:
     """How many layers go to the GPU, and what the user should know. Raises ConfigError."""
     gpu = bool(lib.llama_supports_gpu_offload())
+    other = _instead_of_cuda() if gpu and options.device == "cuda" else ""
     if options.gpu_layers is not None:
         if options.gpu_layers and not gpu:
             raise ConfigError(
                 f"{_NO_GPU}, so no layers can go there: leave --gpu-layers out, or "
                 f"{_rebuild(platform.gpu_maker())}"
             )
-        return options.gpu_layers, []
+        if not (options.gpu_layers and other):
+            return options.gpu_layers, []
     if options.device == "cpu":
         return 0, []
-    if options.device == "auto" or (options.device == "cuda" and gpu):
+    if options.device == "auto" or (options.device == "cuda" and gpu and not other):
         return (_ALL_LAYERS, []) if gpu else (0, _unused())
-    if options.device == "cuda":
+    if other:
+        reason = f"this llama.cpp uses the GPU through {other} and not through CUDA"
+        advice = f"leave --device out, which takes {other}"
+    elif options.device == "cuda":
         reason, advice = _NO_GPU, _rebuild("NVIDIA")
     else:
         reason = f"llama.cpp has no device {options.device}, which is for ONNX models alone"
