@@ -134,6 +134,8 @@ class AdaptivePlanner:
         expected = seconds  # with a long read, which `seconds` leaves out
         certainty = top2_gap(outcome.rows[0]) if self._known.models else 0.0
         drawn = len(draft) - draft.copied
+        # Behind a token that nothing followed, the draft wasn't judged.
+        judged = drawn if outcome.next_token is not None else min(stood, drawn)
         best = self._best if draft else None
         if draft.copied and stood >= drawn:
             judge(self._known.match(self._copied.drafter), self._copied, came[drawn:])
@@ -146,9 +148,9 @@ class AdaptivePlanner:
                 seconds += self.costs.draft(name, drawn, min(2, best.owed), length)
                 expected += self.costs.draft(name, drawn, best.owed, length)
                 self.costs.observe_draft(name, drawn, best.owed, length, outcome.draft_seconds)
-                model.asked(draft.as_guess(drawn), min(stood, drawn), came, certainty)
+                model.asked(draft.as_guess(judged), min(stood, drawn), came, certainty)
             elif best.near:  # to have read all helps; to have read less may not
-                model.hinted(min(stood, drawn), stood < drawn, certainty)
+                model.hinted(min(stood, drawn), stood < judged, certainty)
         self._count(len(came), seconds / plain)
         # A round in which the program was held up says nothing of drafting.
         real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)

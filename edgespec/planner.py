@@ -22,7 +22,8 @@ from edgespec.verify import NO_DRAFT, Draft, Verdict
 class Outcome:
     """What came of a round: the draft, how much of it stood, what followed, and what it cost.
 
-    `next_token` is None behind a draft token that ended the text.
+    `next_token` is None behind a draft token that ended the text, and before a row with nothing to
+    choose from; what was drafted behind it wasn't judged.
     `rows` are the target's logits (k+1, V) of the round, valid during `observe` only; `length` is
     that of the text before the round.
     """

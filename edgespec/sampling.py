@@ -27,7 +27,8 @@ Rule = Literal["rejection", "reproducible"]
 Step = Callable[[Floats, TokenIds], Floats]
 """A step of the user's own: logits (V,) float32, its to change, and the tokens so far -> logits.
 
-It must depend on nothing else, since it also runs on draft tokens that may not stand.
+It must depend on nothing else, since it also runs on draft tokens that may not stand, and behind
+stop strings, which end the text: where nothing may follow it returns -inf and raises nothing.
 """
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.categorical import Categorical
+from edgespec.errors import NumericalError
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ NO_DRAFT = Draft()
 class Verdict:
     """The first `num_accepted` draft tokens stand; `next_token` follows them.
 
-    It is the *bonus* when every draft token was accepted, else the *recovered* token. Behind an
-    accepted token that ends the text nothing is chosen, and it is None.
+    It is the *bonus* when every draft token was accepted, else the *recovered* token. It is None
+    where nothing was chosen: behind an accepted token that ends the text, or before a row that has
+    nothing to choose from.
     """
 
     num_accepted: int
@@ -81,15 +83,23 @@ def verify_choices(
 
     `choose(i)` is the target's own token at row i, given the draft tokens before i: its argmax, or
     a draw whose noise depends on the position alone. It is asked for no row behind the first
-    disagreement, nor behind one of `ends`, which end the text.
+    disagreement, nor behind one of `ends`, which end the text. A row behind an accepted token that
+    raises `NumericalError` is left to the next round: the text may end before it.
     """
-    for i, token in enumerate(draft_tokens):
-        chosen = choose(i)
-        if chosen != token:
-            return Verdict(i, chosen)
-        if token in ends:
-            return Verdict(i + 1, None)
-    return Verdict(len(draft_tokens), choose(len(draft_tokens)))
+    stood = 0
+    try:
+        for token in draft_tokens:
+            chosen = choose(stood)
+            if chosen != token:
+                return Verdict(stood, chosen)
+            stood += 1
+            if token in ends:
+                return Verdict(stood, None)
+        return Verdict(stood, choose(stood))
+    except NumericalError:
+        if not stood:  # plain decoding asks this row as well
+            raise
+        return Verdict(stood, None)
 
 
 def verify_rejection(
@@ -103,16 +113,25 @@ def verify_rejection(
     Draft token x stands with probability min(1, target_probs[x] / draft_probs[x]). At the first
     that doesn't, the recovered token comes from max(0, target_probs - draft_probs), normalised.
     `target_probs(i)` is row i of (k+1, V); rows behind the first rejection, or behind one of
-    `ends`, which end the text, are never asked for.
+    `ends`, which end the text, are never asked for. A row behind an accepted token that raises
+    `NumericalError`, for which nothing was drawn yet, is left to the next round: the text may end
+    before it.
     """
-    for i, token in enumerate(draft.tokens):
-        target = target_probs(i)
-        drafted = draft.probs[i] if draft.probs is not None else Categorical.point(token)
-        if rng.random() * drafted.prob(token) >= target.prob(token):
-            return Verdict(i, residual(target, drafted).draw(rng))
-        if token in ends:
-            return Verdict(i + 1, None)
-    return Verdict(len(draft), target_probs(len(draft)).draw(rng))
+    stood = 0
+    try:
+        for token in draft.tokens:
+            target = target_probs(stood)
+            drafted = draft.probs[stood] if draft.probs is not None else Categorical.point(token)
+            if rng.random() * drafted.prob(token) >= target.prob(token):
+                return Verdict(stood, residual(target, drafted).draw(rng))
+            stood += 1
+            if token in ends:
+                return Verdict(stood, None)
+        return Verdict(stood, target_probs(stood).draw(rng))
+    except NumericalError:
+        if not stood:  # plain decoding asks this row as well
+            raise
+        return Verdict(stood, None)
 
 
 def residual(target: Categorical, drafted: Categorical) -> Categorical:

@@ -12,7 +12,7 @@ from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
-from edgespec.errors import ConfigError, ModelError
+from edgespec.errors import ConfigError, ModelError, NothingLeft, NumericalError
 from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
@@ -153,6 +153,63 @@ def test_nothing_is_asked_of_the_text_behind_its_end(rule: str, by: str) -> None
     last = rounds[-1]
     assert (last.drafted, last.accepted, last.rejected) == (2, 2, False)
     assert last.origins == ("accepted",)  # the end itself is no text
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection", "reproducible"])
+@pytest.mark.parametrize("by", ["plain", "model", "lookup"])
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 6])
+def test_a_step_may_leave_nothing_behind_a_stop_string(rule: str, by: str, lookahead: int) -> None:
+    """As of a choice of answers; the text ends before the row that has nothing to choose from."""
+
+    def choice(row: Logits, past: TokenIds) -> Logits:
+        written = len(past) - len(prompt)
+        only = np.full(VOCAB, -np.inf, np.float32)
+        if written < 3:
+            only[[5, 6, 9][written]] = row[[5, 6, 9][written]]
+        return only
+
+    prompt = [1, 5, 6, 9, 3, 7, 5, 6, 9, 4]
+    params = SamplingParams(
+        temperature=0.0 if rule == "greedy" else 1.0,
+        rule=None if rule == "greedy" else rule,  # type: ignore[arg-type]
+        seed=1,
+        steps=(choice,),
+    )
+    drafters: list[Drafter] = {
+        "plain": [],
+        "model": [model_drafter()],
+        "lookup": [LookupDrafter(1, 2)],
+    }[by]  # type: ignore[assignment]
+    options = {"prompt": prompt, "params": params}
+    got, text, rounds = run(FakeSession(VOCAB), drafters, lookahead, **options, stop=["j"])  # type: ignore[arg-type]
+    assert (got[:2], text, rounds[-1].finish_reason) == ([5, 6], "fg", "stop")
+    assert any(step.accepted for step in rounds) == (by != "plain")
+    assert not any(step.rejected for step in rounds)
+    with pytest.raises(NothingLeft):  # plain decoding has nothing to choose from either
+        run(FakeSession(VOCAB), drafters, lookahead, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by", ["plain", "model"])
+def test_what_stood_before_a_row_of_no_numbers_is_shown(by: str) -> None:
+    class Late(FakeSession):
+        def row(self, tokens: Sequence[int]) -> Logits:
+            row = super().row(tokens)
+            return row + np.float32("nan") if len(tokens) >= len(PROMPT) + 3 else row
+
+    target = CachedSession(Late(VOCAB))
+    tokens = TokenBuffer(PROMPT)
+    drafter = model_drafter()
+    rounds = decode(
+        target,
+        tokens,
+        sampler=Sampler(GREEDY, VOCAB),
+        planner=FixedPlanner(["model"] if by == "model" else (), 3),
+        drafters={"model": drafter},
+        cut=TextStream(PieceTokenizer(LETTERS), max_tokens=40).cut,
+    )
+    with pytest.raises(NumericalError):
+        list(rounds)
+    assert tokens.view[len(PROMPT) :].tolist() == run(FakeSession(VOCAB))[0][:3]
 
 
 def test_what_was_drafted_behind_the_end_was_not_rejected() -> None:

@@ -816,3 +816,15 @@ def test_of_a_copy_the_length_that_is_worth_most_is_taken() -> None:
     worth = [sum(drawn * rate**i for i in range(1, k + 1)) - dear * k for k in range(20)]
     assert max(worth) > 0.1 > max(np.diff(worth)[1:])
     assert len(choices.copied) == int(np.argmax(worth))
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_what_was_drafted_behind_the_end_of_a_text_was_no_miss(near: bool) -> None:
+    planner, drafter = AdaptivePlanner(quick_costs()), ReadsPart(900, 132) if near else Asked(1)
+    planner.begin(900)
+    draft = planner.draft({"model": drafter}, text_of(901), 1000, Sampler(GREEDY, 4))
+    assert len(draft) > 2
+    before = planner._known.model("model").outlook.rate
+    rows = np.zeros((len(draft) + 1, 4), np.float32)
+    planner.observe(Outcome(draft, 1, None, 0.02 * len(draft), 0.15, 901, rows))
+    assert planner._known.model("model").outlook.rate > before
