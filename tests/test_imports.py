@@ -44,7 +44,16 @@ ONLY_IN = {
     "llama_cpp": {
         *(
             f"backends.llama{name}"
-            for name in ("", "_log", "_tokenizer", "_device", "_narrow", "_blocks", "_probe")
+            for name in (
+                "",
+                "_log",
+                "_tokenizer",
+                "_device",
+                "_narrow",
+                "_blocks",
+                "_probe",
+                "_params",
+            )
         ),
         "exporters.quantise",
     },
