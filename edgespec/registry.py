@@ -72,7 +72,7 @@ class ModelSpec:
     """One model file: where it comes from and what is known of it.
 
     `size_bytes` may be approximate, and 0 where a local file isn't there yet. `untested` means
-    that nobody on this project has run it; say so wherever it is offered.
+    that nobody on this project is known to have run it; say so wherever it is offered.
     """
 
     name: str
@@ -89,7 +89,8 @@ class PairSpec:
     """A target and the drafters to try with it, in order of preference.
 
     A drafter is a ModelSpec or LOOKUP, and there is at most one of each. `memory_bytes` is what
-    running the pair takes: weights, caches and working buffers of all its models.
+    running the pair takes: weights, caches and working buffers of all its models, with as many
+    tokens as a context has unless another size is asked for (8,192 at most).
     """
 
     name: str

@@ -24,7 +24,7 @@ from rich.cells import cell_len
 from tiny_gguf import write_tiny
 
 from edgespec import Runtime, __version__, cli, console
-from edgespec.backends import llama_device
+from edgespec.backends import LoadOptions, llama_device
 from edgespec.commands import run, shared
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
@@ -271,6 +271,7 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     rows = out.splitlines()
     assert re.match(r"smollm2 .* lookup .*default", rows[1])
     assert "untested" in out and "never run by us" in err
+    assert f"{LoadOptions().context_cap} tokens at most" in err
     code, out, _ = in_process(capsys, "models", "--json")
     listed = json.loads(out)
     assert len(listed) == len(rows) - 1

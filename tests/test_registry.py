@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from edgespec.backends import LoadOptions
 from edgespec.errors import RegistryError
 from edgespec.opening import find_files
 from edgespec.registry import (
@@ -71,6 +73,26 @@ def test_shipped_file_says_what_each_pair_costs() -> None:
         assert LOOKUP in pair.drafters
         assert pair.memory_bytes > pair.size_bytes > 10**7
         assert all(model.licence and model.size_bytes for model in pair.models)
+
+
+SHAPES = {
+    "smollm2-135m": (30, 3, 64), "smollm2-1.7b": (24, 32, 64),
+    "qwen2.5-7b": (28, 4, 128), "qwen2.5-3b": (36, 2, 128), "qwen2.5-0.5b": (24, 2, 64),
+    "qwen2.5-coder-7b": (28, 4, 128), "qwen2.5-coder-1.5b": (28, 2, 128),
+    "qwen2.5-coder-0.5b": (24, 2, 64),
+    "qwen3-8b": (36, 8, 128), "qwen3-4b": (36, 8, 128), "qwen3-0.6b": (28, 8, 128),
+    "llama3.2-3b": (28, 8, 128), "llama3.2-1b": (16, 8, 64),
+    "gemma3-4b": (34, 4, 256), "gemma3-270m": (18, 1, 256),
+}  # fmt: skip
+"""Layers, KV heads and numbers of a head, as the models' pages name them."""
+
+
+def test_shipped_memory_is_for_the_context_that_is_opened_unless_another_is_asked_for() -> None:
+    tokens = LoadOptions().context_cap
+    for pair in load_registry().pairs.values():
+        caches = sum(2 * 2 * tokens * math.prod(SHAPES[model.name]) for model in pair.models)
+        need = pair.size_bytes + caches + 200_000_000 * len(pair.models)
+        assert need <= pair.memory_bytes < need + 100_000_000, pair.name
 
 
 def test_every_shipped_model_is_in_a_pair() -> None:

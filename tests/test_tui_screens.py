@@ -196,7 +196,7 @@ def test_what_is_too_big_is_asked_about(keys: list[str], chosen: bool) -> None:
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(pilot.app.screen, Confirm)
-        assert "It needs about 7.4 GB" in text_of(pilot.app)
+        assert "It needs about 8.3 GB" in text_of(pilot.app)
         await pilot.press(*keys)
         await pilot.pause()
         assert isinstance(pilot.app.screen, DownloadScreen) == chosen

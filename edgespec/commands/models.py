@@ -74,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
         padded = (c + " " * (width - _cells(c)) for c, width in zip(row, widths, strict=True))
         print("  ".join(padded).rstrip())
     print("untested: taken from its publisher's page, never run by us", file=sys.stderr)
+    print(
+        "memory: with the usual context, 8192 tokens at most; a smaller --ctx-size takes less",
+        file=sys.stderr,
+    )
     return 0
 
 
