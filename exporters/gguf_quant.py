@@ -78,7 +78,10 @@ def quantise(
     threads: None is the usable CPUs. Raises ExportError with llama.cpp's reason where it gives up.
     """
     code = "import sys; from edgespec.exporters.gguf_quant import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, str(source), str(destination), wanted.name]
+    source, folder = source.absolute(), destination.absolute().parent
+    # Windows' llama.cpp writes to no folder whose name isn't in its old code page, so it is told
+    # the file alone, in ASCII. -P: what lies in the folder isn't imported.
+    command = [sys.executable, "-P", "-c", code, str(source), destination.name, wanted.name]
     command.append(str(threads or 0))
     stage = f"quantising to {wanted.name}"
     with tempfile.TemporaryFile() as log:
@@ -87,6 +90,7 @@ def quantise(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
+            cwd=folder,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         try:

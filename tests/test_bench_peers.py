@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,20 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["J\u00f6rg", "\u0141ukasz"])
+def test_an_environments_python_is_told_in_utf_8(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name / "llama_server_binary"
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (folder / "edgespec-peer.json").write_text("[]", "utf-8")  # so that none is made
+    told = subprocess.run(
+        [sys.executable, SCRIPTS / "llama_server_binary.py", "--make", folder.parent],
+        env=os.environ | {"PYTHONIOENCODING": "cp1252"}, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    assert Path(told.stdout.decode("utf-8").strip()).samefile(python)
 
 
 class Generator:

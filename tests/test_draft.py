@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -953,17 +954,18 @@ def test_a_folder_of_samples_may_hold_what_is_no_text(
         list(pieces([tmp_path / "gone"]))
 
 
-def test_the_threads_reach_the_quantiser(
+def test_threads_and_names_that_reach_the_quantiser(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import llama_cpp.llama_cpp as lib
 
     from edgespec.exporters import gguf_quant, quantise
 
-    native, used = lib.llama_model_quantize, []
+    native, used, names = lib.llama_model_quantize, [], []
 
     def counted(source: bytes, destination: bytes, params: Any) -> int:
         used.append(params.nthread)
+        names.append(destination)
         return int(native(source, destination, params))
 
     monkeypatch.setattr(lib, "llama_model_quantize", counted)
@@ -975,14 +977,20 @@ def test_the_threads_reach_the_quantiser(
     def here(command: list[str], **options: Any) -> Any:
         """The other process's work in this one, and a process that has nothing to do."""
         started.append(command)
-        monkeypatch.setattr(sys, "argv", ["-c", *command[3:]])
-        assert gguf_quant.main() == 0
+        monkeypatch.setattr(sys, "argv", command[command.index("-c") + 1 :])
+        with chdir(options.get("cwd") or "."):
+            assert gguf_quant.main() == 0
         return popen([sys.executable, "-c", ""], **options)
 
     monkeypatch.setattr(gguf_quant.subprocess, "Popen", here)
-    make(whole, tmp_path / "one.gguf", Variant(quant="q8_0"), threads=1)
-    make(whole, tmp_path / "usable.gguf", Variant(quant="q8_0"))
+    folder = tmp_path / "J\u00f6rg"
+    folder.mkdir()
+    make(whole, folder / "one \u0142.gguf", Variant(quant="q8_0"), threads=1)
+    monkeypatch.chdir(folder)
+    make(whole, Path("usable.gguf"), Variant(quant="q8_0"))
     assert used == [1, 2] and len(started) == 2
+    assert all(name.isascii() for name in names)  # all that Windows' llama.cpp can write to
+    assert (folder / "usable.gguf").is_file()
 
 
 def test_the_best_is_registered_if_it_pays(

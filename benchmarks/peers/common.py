@@ -20,9 +20,10 @@ import venv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 Answer = dict[str, Any]
 Request = dict[str, Any]
@@ -99,6 +100,8 @@ def main(requirements: Sequence[str], load: Callable[[Request], Peer]) -> None:
     group.add_argument("--serve", action="store_true")
     args = parser.parse_args()
     if args.make:
+        # A pipe's encoding is the system's; whoever reads this one expects UTF-8.
+        cast(TextIOWrapper, sys.stdout).reconfigure(encoding="utf-8")
         print(make(args.make / Path(sys.argv[0]).stem, requirements), flush=True)
     else:
         serve(load)

@@ -4,7 +4,7 @@ A peer is a script that makes its environment (`SCRIPT --make FOLDER` prints its
 requests there (`--serve`), JSON lines on stdin and stdout; benchmarks/peers/common.py has the other
 end. Invariant: a peer is loaded before the first trial and asked in turn like any side; what it
 reports is its own timing of its own decoding. One that doesn't answer in time is ended, with all
-that it started.
+that it started where there are sessions, and alone on Windows.
 """
 
 from __future__ import annotations
