@@ -17,11 +17,12 @@ from typing import Any
 from edgespec.confidence import top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter
+from edgespec.errors import ConfigError
 from edgespec.experience import Experience, judge
 from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
-from edgespec.verify import NO_DRAFT, Draft
+from edgespec.verify import NO_DRAFT, Draft, checked
 from edgespec.worth import MAX_DRAWN, Choices, Option
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
@@ -87,8 +88,8 @@ class AdaptivePlanner:
         self._best, self._sought = None, True
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
-            if guess := drafter.propose(tokens, longest, sampler):
-                assert guess.probs is None  # or taking a part of it would bias what comes out
+            guess = drafter.propose(tokens, longest, sampler)
+            if checked(guess, longest, sampler.width, drafter.name, free=True):
                 self._guesses[drafter.name] = guess
         if not self._guesses and len(free) == len(drafters):
             return NO_DRAFT
@@ -102,6 +103,7 @@ class AdaptivePlanner:
         go_on = choices.go_on(best.drafter.name, free, sampler, best.near)
         most = min(longest, MAX_DRAWN)
         draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
+        checked(draft, most, sampler.width, best.drafter.name)
         if not draft:  # it has tokens of which none may come, or none for the newest one
             self._best = None
             if not best.drafter.failed:  # which says nothing of its guesses
@@ -176,8 +178,8 @@ class AdaptivePlanner:
         """See `Planner.status`."""
         parked = self._idle >= _PARKED
         # Without one plain round seen, what one costs is only what it once was.
-        known = self._plain_rounds and self._real_time
-        gain = self._answer_tokens / self._real_time if known else None
+        seconds = self._real_time  # read once: another thread may begin an answer
+        gain = self._answer_tokens / seconds if self._plain_rounds and seconds else None
         best = self._best
         if best is None:
             reason = "no drafter has a guess" if self._sought else ""
@@ -238,6 +240,11 @@ class AdaptivePlanner:
         options: list[Option] = []
         for name, drafter in drafters.items():
             if not drafter.free:
+                if name not in self.costs:
+                    raise ConfigError(
+                        f"what drafter {name!r} costs wasn't measured: give `costs.measure` its "
+                        "session under this name, or plan with a FixedPlanner"
+                    )
                 options += choices.asking(drafter)
             elif name in self._guesses:
                 options.append(choices.taking(drafter, self._guesses[name]))

@@ -85,6 +85,10 @@ class Costs:
         # By drafter: what a token of a read beyond the curve costs, in what the curve says of it.
         self._long_reads: dict[str, float] = {}
 
+    def __contains__(self, kind: str) -> bool:
+        """Whether passes of this kind were measured."""
+        return kind in self._kinds
+
     @property
     def pace(self) -> float:
         """The logarithm of how much slower the machine is than when it was measured."""

@@ -19,7 +19,14 @@ from edgespec.planner import Outcome, Planner
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Logits, TokenBuffer
 from edgespec.text import Cut, FinishReason
-from edgespec.verify import NO_DRAFT, Draft, Verdict, verify_choices, verify_rejection
+from edgespec.verify import (
+    NO_DRAFT,
+    Draft,
+    Verdict,
+    checked,
+    verify_choices,
+    verify_rejection,
+)
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
 """Where a token came from: an accepted draft token, the replacement of a rejected one, the extra
@@ -87,7 +94,10 @@ def decode(
             return
         if left is not None:
             room = min(room, left() - 1)  # a check brings one token more than was drafted
+        if not target.session.can_rollback:
+            room = 0
         draft = NO_DRAFT if first else planner.draft(drafters, tokens.view, room, sampler)
+        draft = checked(draft, room, sampler.width)
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()

@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.sampling import Sampler
 from edgespec.session import Logits, TokenIds
-from edgespec.verify import NO_DRAFT, Draft, Verdict
+from edgespec.verify import NO_DRAFT, Draft, Verdict, checked
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,10 @@ class Planner(Protocol):
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
-        """A draft of at most `room` tokens to follow `tokens`, or an empty one."""
+        """A draft of at most `room` tokens to follow `tokens`, or an empty one.
+
+        `room` is 0 where the target can't take back a draft.
+        """
         ...
 
     def observe(self, outcome: Outcome) -> None:
@@ -115,10 +118,11 @@ class FixedPlanner:
             if name not in drafters:
                 there = ", ".join(drafters) or "none"
                 raise ConfigError(f"this runtime has no drafter {name!r} (it has: {there})")
-            draft = drafters[name].propose(tokens, lookahead, sampler)
-            assert draft.probs is None or not drafters[name].free
+            drafter = drafters[name]
+            draft = drafter.propose(tokens, lookahead, sampler)
+            draft = checked(draft, lookahead, sampler.width, name, free=drafter.free)
             last = name == self._drafters[-1]
-            if draft and (last or not drafters[name].free or draft.confidence[0] >= _SURE):
+            if draft and (last or not drafter.free or draft.confidence[0] >= _SURE):
                 return draft
         return NO_DRAFT
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.categorical import Categorical
-from edgespec.errors import NumericalError
+from edgespec.errors import ConfigError, NumericalError
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,37 @@ class Draft:
 
 
 NO_DRAFT = Draft()
+
+
+def checked(
+    draft: object, most: int, width: int, drafter: str = "", *, free: bool = False
+) -> Draft:
+    """The draft itself, where it is one of at most `most` ids below `width` that may be verified.
+
+    Raises ConfigError, naming the drafter (none: the planner), for anything else. `free` drafters
+    draw nothing, or to take a part of their guesses would bias what comes out.
+    """
+    if not isinstance(draft, Draft):
+        wrong = f"a {type(draft).__name__} where a Draft was asked for"
+    elif not (tokens := draft.tokens):
+        return draft
+    elif len(tokens) > most:
+        wrong = f"{len(tokens)} draft tokens where at most {most} were asked for"
+    elif min(tokens) < 0 or max(tokens) >= width:
+        wrong = f"an id outside the vocabulary (0 to {width - 1}) in a draft"
+    elif len(draft.confidence) != len(tokens):
+        wrong = f"{len(draft.confidence)} confidences for {len(tokens)} draft tokens"
+    elif draft.probs is None:
+        return draft
+    elif free:
+        wrong = "probs although it is `free`: who draws tokens isn't"
+    elif len(draft.probs) != len(tokens) or not all(
+        isinstance(p, Categorical) for p in draft.probs
+    ):
+        wrong = "probs that aren't one Categorical for each draft token"
+    else:
+        return draft
+    raise ConfigError(f"{f'drafter {drafter!r}' if drafter else 'the planner'} gave {wrong}")
 
 
 @dataclass(frozen=True)
@@ -115,14 +146,20 @@ def verify_rejection(
     `target_probs(i)` is row i of (k+1, V); rows behind the first rejection, or behind one of
     `ends`, which end the text, are never asked for. A row behind an accepted token that raises
     `NumericalError`, for which nothing was drawn yet, is left to the next round: the text may end
-    before it.
+    before it. Raises ConfigError where a draft token can't have been drawn from its `probs`.
     """
     stood = 0
     try:
         for token in draft.tokens:
             target = target_probs(stood)
             drafted = draft.probs[stood] if draft.probs is not None else Categorical.point(token)
-            if rng.random() * drafted.prob(token) >= target.prob(token):
+            draft_prob = drafted.prob(token)
+            if not draft_prob > 0:  # it would always stand
+                raise ConfigError(
+                    f"drafter {draft.drafter!r} gave probs of {draft_prob:g} for its draft token "
+                    f"{token}: give the distribution that it was drawn from"
+                )
+            if rng.random() * draft_prob >= target.prob(token):
                 return Verdict(stood, residual(target, drafted).draw(rng))
             stood += 1
             if token in ends:

@@ -17,7 +17,7 @@ from edgespec.drafters import Drafter, GoOn
 from edgespec.experience import Experience
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
-from edgespec.verify import NO_DRAFT, Draft
+from edgespec.verify import NO_DRAFT, Draft, checked
 
 MAX_DRAWN = 16
 """Tokens a model draws for one draft at most: behind so many hardly any would stand."""
@@ -128,6 +128,7 @@ class Choices:
             for drafter in free:
                 text = np.concatenate([self._tokens, np.array(drafted, self._tokens.dtype)])
                 guess = drafter.propose(text, longest - size, sampler)
+                checked(guess, longest - size, sampler.width, drafter.name, free=True)
                 matches = self._known.match(drafter.name)
                 gain, hope, best, most = 0.0, reach, 0.0, 0
                 for more, matched in enumerate(guess.confidence, start=1):

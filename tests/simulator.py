@@ -288,6 +288,7 @@ class Game:
         drafters = {name: FakeDrafter(name, self) for name in names}
         rounds = []
         zeros = np.zeros(1 << 14, np.int32)
+        sampler: Any = SimpleNamespace(width=1 << 31)  # any id will do
         for prompt, tokens in self.text.answers:
             end, self.length = self.at + tokens, prompt
             self.agreed = 0
@@ -296,7 +297,7 @@ class Game:
                 drafter.begin(self.length)
             while self.at < end:
                 self._cost, began = 0.0, self._clock
-                draft = planner.draft(drafters, zeros[: self.length], len(zeros), SimpleNamespace())
+                draft = planner.draft(drafters, zeros[: self.length], len(zeros), sampler)
                 drafted, cost = self._clock - began, self._cost
                 k, at = len(draft), self.at
                 seconds = self.spend(self.machine.check_cost(k + 1, self.late))

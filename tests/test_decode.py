@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from fakes import FakeSession, PieceTokenizer, ScriptSession, fake_model
 
+from edgespec.adaptive import AdaptivePlanner
+from edgespec.costs import Costs
 from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
@@ -15,6 +17,7 @@ from edgespec.drafters.model import FIRST, ModelDrafter
 from edgespec.errors import ConfigError, ModelError, NothingLeft, NumericalError
 from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.planner import FixedPlanner, Outcome
+from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, Logits, TokenBuffer, TokenIds
 from edgespec.text import TextStream
@@ -432,3 +435,59 @@ def test_planners_see_no_padding() -> None:
     )
     assert len(list(rounds)) > 1
     assert all(rows.shape[1] == VOCAB for rows in seen) and seen
+
+
+class Own(LookupDrafter):
+    """A drafter of a user's, which returns what it is told to."""
+
+    name = "mine"
+
+    def __init__(self, draft: object, *, free: bool) -> None:
+        super().__init__()
+        self.draft, self.free = draft, free
+
+    def propose(self, *args: object, **kwargs: object) -> Draft:
+        return self.draft  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("planned", ["fixed", "adaptive"])
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize(
+    "draft", [None, Draft((1,) * 64), Draft((260,)), Draft((1,), np.ones((1, 260)))]
+)
+def test_what_a_drafter_gives_is_looked_at(planned: str, free: bool, draft: object) -> None:
+    seconds = {1: 0.01, 2: 0.0101, 32: 0.0102}
+    costs = Costs({"check": seconds, "mine": {1: 1e-4, 32: 1e-4}})
+    planner = AdaptivePlanner(costs) if planned == "adaptive" else FixedPlanner(["mine"], 3)
+    runtime = Runtime(fake_model(FakeSession(260)), [Own(draft, free=free)], planner=planner)
+    with pytest.raises(ConfigError, match="drafter 'mine' gave"):
+        list(runtime.generate([1, 2, 3], SamplingParams(temperature=1.0), max_tokens=30))
+
+
+class Plans(FixedPlanner):
+    """A planner of a user's, which has a draft of its own."""
+
+    def draft(self, *args: object, **kwargs: object) -> Draft:
+        return Draft((5, 6))
+
+
+def test_a_plan_beyond_the_room_or_where_nothing_can_be_taken_back_is_refused() -> None:
+    for session in (FakeSession(VOCAB, context_size=9), FakeSession(VOCAB, can_rollback=False)):
+        rounds = decode(
+            CachedSession(session),
+            TokenBuffer(PROMPT),
+            sampler=Sampler(GREEDY, VOCAB),
+            planner=Plans((), 0),
+            drafters={},
+            cut=TextStream(PieceTokenizer(LETTERS), max_tokens=9).cut,
+        )
+        with pytest.raises(ConfigError, match="the planner gave 2 draft tokens where at most"):
+            list(rounds)
+
+
+def test_a_drafter_that_was_not_measured_is_named() -> None:
+    planner = AdaptivePlanner(Costs({"check": {1: 0.01, 2: 0.011}}))
+    own = Own(Draft((5,)), free=False)
+    runtime = Runtime(fake_model(FakeSession(260)), [own], planner=planner)
+    with pytest.raises(ConfigError, match="what drafter 'mine' costs wasn't measured"):
+        list(runtime.generate([1, 2, 3], GREEDY, max_tokens=30))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from chance import fit
 from fakes import FakeSession, PieceTokenizer, fake_model
+from interrupting import Interrupted, at_each_bytecode
 from simulator import (
     FAR,
     LOOKAHEADS,
@@ -828,3 +829,14 @@ def test_what_was_drafted_behind_the_end_of_a_text_was_no_miss(near: bool) -> No
     rows = np.zeros((len(draft) + 1, 4), np.float32)
     planner.observe(Outcome(draft, 1, None, 0.02 * len(draft), 0.15, 901, rows))
     assert planner._known.model("model").outlook.rate > before
+
+
+def test_the_status_may_be_asked_while_another_answer_begins() -> None:
+    def run(interrupted: Interrupted) -> None:
+        planner = AdaptivePlanner(quick_costs())
+        planner.begin(50)
+        answer(planner, {}, 20)
+        interrupted(lambda: planner.begin(90))
+        planner.status()
+
+    assert at_each_bytecode(run, AdaptivePlanner.status) > 20

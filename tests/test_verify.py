@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.categorical import Categorical
+from edgespec.errors import ConfigError, NothingLeft
 from edgespec.noise import PositionNoise
-from edgespec.verify import NO_DRAFT, Draft, Verdict, residual, verify_choices, verify_rejection
+from edgespec.verify import (
+    NO_DRAFT,
+    Draft,
+    Verdict,
+    checked,
+    residual,
+    verify_choices,
+    verify_rejection,
+)
 
 V = 6
 
@@ -104,6 +113,60 @@ def test_nothing_is_chosen_behind_a_token_that_ends_the_text() -> None:
     # A rejected draft token ends nothing, and what replaces it is the last anyway.
     assert verify_choices((1, 4), lambda i: 4, {1}) == Verdict(0, 4)
     assert verify_choices((4, 4), lambda i: 1, {1}) == Verdict(0, 1)
+
+
+def test_a_row_of_nothing_is_left_to_the_next_round() -> None:
+    def fails(i: int) -> int:
+        if i == bad:
+            raise NothingLeft("nothing")
+        return 4
+
+    sure = dense(0, 0, 0, 0, 1)
+    draft = Draft((4, 4), (sure, sure))
+    rng = np.random.default_rng(0)
+    for bad in (1, 2):
+        assert verify_choices((4, 4), fails) == Verdict(bad, None)
+        assert verify_rejection(draft, lambda i: (fails(i), sure)[1], rng) == Verdict(bad, None)
+    bad = 0
+    with pytest.raises(NothingLeft):
+        verify_choices((4, 4), fails)
+    with pytest.raises(NothingLeft):
+        verify_rejection(draft, lambda i: (fails(i), sure)[1], rng)
+
+
+@pytest.mark.parametrize("prob", [0.0, float("nan")])
+def test_a_draft_token_that_its_probs_rule_out_is_refused(prob: float) -> None:
+    target, drafted = dense(1, 2, 7), Categorical(None, np.array([prob, 0.5, 0.5]))
+    draft = Draft((0,), (drafted,), "mine")
+    with pytest.raises(ConfigError, match=r"'mine' gave probs of .* for its draft token 0"):
+        verify_rejection(draft, lambda i: target, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("draft", "wrong"),
+    [
+        (None, "a NoneType where"),
+        ([4], "a list where"),
+        (Draft((4,) * 4), "4 draft tokens where at most 3"),
+        (Draft((4, -1)), "outside the vocabulary"),
+        (Draft((4, 6)), r"vocabulary \(0 to 5\)"),
+        (Draft((4, 4), confidence=(1.0,)), "1 confidences for 2"),
+        (Draft((4, 4), (Categorical.point(4),)), "one Categorical for each"),
+        (Draft((4,), np.ones((1, 6))), "one Categorical for each"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_draft_is_refused_by_its_drafters_name(draft: object, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=f"drafter 'mine' gave .*{wrong}"):
+        checked(draft, 3, V, "mine")
+    with pytest.raises(ConfigError, match=f"the planner gave .*{wrong}"):
+        checked(draft, 3, V)
+
+
+def test_who_draws_is_not_free() -> None:
+    good = Draft((4, 5), (Categorical.point(4), Categorical.point(5)))
+    assert checked(good, 2, V) is good and checked(NO_DRAFT, 0, 0) is NO_DRAFT
+    with pytest.raises(ConfigError, match="although it is `free`"):
+        checked(good, 2, V, "mine", free=True)
 
 
 def test_choices_are_accepted_while_they_agree() -> None:

@@ -45,11 +45,18 @@ class Drafter(Protocol):
         *,
         near: bool = False,
     ) -> Draft:
-        """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)), none
-        of them behind one of `sampler.ends`.
+        """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)), ids
+        below `sampler.width`, none of them behind one of `sampler.ends`.
 
         Returns an empty draft when it has none. `go_on` can end the draft early. `near`: that it
         knows the nearest part of the text is enough, where it can do with less.
+
+        The text keeps the target's distribution on two conditions. A token that was drawn is in the
+        draft, however unlikely it turned out, and the draft may end behind it but not before it.
+        And `probs` are what each token was drawn from, cut and normalised as then.
+
+        Raises nothing for a failure of its own: it sets `failed`, which `begin` clears, and returns
+        what it had drawn, or an empty draft. What it raises ends the answer.
         """
         ...
 
