@@ -26,9 +26,14 @@ from edgespec.terminal import printable
 if TYPE_CHECKING:
     from edgespec.tui.messages import Settings, Turn
 
-HELP = """\
+_END = "Ctrl+Z with Enter" if sys.platform == "win32" else "Ctrl+D"
+"""How people end the input."""
+_END_TYPED = ("\x04", "\x1a")
+"""Ctrl+D and Ctrl+Z where the console takes them for text, as Windows' does with the first."""
+
+HELP = f"""\
 Type a message and press Enter; a line that ends in \\ goes on in the next, and a space before a
-slash makes a message of it. Ctrl+C stops an answer, Ctrl+D or /quit leaves.
+slash makes a message of it. Ctrl+C stops an answer, {_END} or /quit leaves.
   /clear            forget the conversation
   /system TEXT      set the system prompt (and forget the conversation); alone, show it
   /set NAME VALUE   change a setting until you leave; /set alone lists them
@@ -121,7 +126,7 @@ def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
         try:
             line = _read(interactive)
         except KeyboardInterrupt:
-            say("", "Ctrl+D or /quit leaves.")
+            say("", f"{_END} or /quit leaves.")
             continue
         if line is None:
             if interactive:
@@ -273,6 +278,8 @@ def _read(interactive: bool) -> str | None:
                 if interactive:  # input() would put its prompt on stdout
                     print(prompt, end="", file=sys.stderr, flush=True)
                 line = input()
+            if interactive and line.strip() in _END_TYPED:
+                raise EOFError
         except EOFError:
             return "\n".join(lines) if lines else None
         if not line.endswith("\\"):

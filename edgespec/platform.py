@@ -22,6 +22,8 @@ SPINS = "1000"
 """Turns that a thread of GNU's OpenMP waits for the others before it sleeps, on a busy machine."""
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Environment variables that say how long OpenMP's threads wait before they sleep."""
+_LOCKED_BYTE = 0x7FFF_FFFE
+"""Windows keeps everybody from the bytes that are locked: one that no file of ours has."""
 _PRESSED = 20.0  # per cent of the time in which something waited for a processor
 
 
@@ -165,14 +167,19 @@ def cache_dir() -> Path:
 def lock_file(file: IO[bytes]) -> bool:
     """Take the one lock there is on an open file; False where another process has it.
 
-    The system frees it when the file is closed, also when its process is killed.
+    The system frees it when the file is closed, also when its process is killed. Others may read
+    and write the file all the same.
     """
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            position = file.tell()
+            file.seek(_LOCKED_BYTE)
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            finally:
+                file.seek(position)
         else:
             import fcntl
 

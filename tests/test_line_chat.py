@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tui_fakes import Clock, FakeRuntime, Script
 
-from edgespec import Runtime, cli
+from edgespec import Runtime, cli, console
 from edgespec.errors import ModelError
 from edgespec.tui.messages import Preferences, Settings
 from edgespec.tui.settings_file import SettingsFile
@@ -243,6 +243,20 @@ def test_the_line_editor_knows_the_prompt(piped: bool) -> None:
         assert written.decode() == "'one\\ntwo' [(), ()]\n" and b"> " in shown
     else:
         assert "'one\\ntwo' [('> ',), ('… ',)]" in shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [("\x04\n", None), (" \x1a\n", None), ("one\\\n\x04\n", "one"), ("a\x04b\n", "a\x04b")],
+)
+def test_an_end_that_a_console_takes_for_text_is_an_end(
+    typed: str, read: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed + "more\n"))
+    assert console._read(interactive=True) == read
+    assert console._read(interactive=True) == "more"
+    monkeypatch.setattr("sys.stdin", io.StringIO("\x04\n"))
+    assert console._read(interactive=False) == "\x04"  # from a file it is what was written
 
 
 @pytest.mark.parametrize("terminal", [False, True])

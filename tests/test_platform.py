@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -219,6 +221,30 @@ def test_whose_gpu_this_machine_has(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+@pytest.mark.parametrize("held", [False, True])
+def test_windows_locks_a_byte_that_nobody_reads(
+    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+
+    def locking(descriptor: int, mode: int, nbytes: int) -> None:
+        locked.extend(range(begin := os.lseek(descriptor, 0, os.SEEK_CUR), begin + nbytes))
+        if held:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    fake = SimpleNamespace(locking=locking, LK_NBLCK=2)
+    monkeypatch.setitem(sys.modules, "msvcrt", fake)  # type: ignore[arg-type]
+    file = tmp_path / "results"
+    file.write_bytes(b"a line\n")
+    with file.open("a+b") as opened, monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        assert platform.lock_file(opened) is not held
+        assert opened.tell() == 7
+        opened.write(b"another\n")
+    assert file.read_bytes() == b"a line\nanother\n"
+    assert len(locked) == 1 and file.stat().st_size <= locked[0] < 1 << 31  # a long, there
+
+
 def test_a_terminal_that_is_gone() -> None:
     import pty
 
