@@ -9,12 +9,12 @@
     │   ├── ModelFormatError   not a model file, or a damaged one
     │   ├── IncompatiblePair   target and drafter don't share their tokens
     │   ├── RollbackError      this model can't forget a part of its cache
-    │   └── NumericalError     logits that hold NaN
+    │   └── NumericalError     logits that hold NaN or +inf
     │       └── NothingLeft    no token to choose from
     ├── ExportError            a checkpoint that can't become a model file, or not faithfully
     ├── TemplateError          a chat template that can't be rendered, or takes too much
     ├── ContextFull            the text doesn't fit the context
-    ├── Busy                   another thread is using this runtime
+    ├── Busy                   this runtime is in the middle of another answer
     └── Cancelled              the caller asked to stop
 
 Invariant: nothing else crosses the public API for a failure that bad input can cause.
@@ -80,7 +80,7 @@ class ContextFull(EdgespecError):
 
 
 class Busy(EdgespecError):
-    """Another thread is using this runtime."""
+    """This runtime is in the middle of another answer, of this thread or another."""
 
 
 class Cancelled(EdgespecError):

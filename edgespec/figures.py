@@ -22,8 +22,10 @@ _REASONS = {
 def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, Any]:
     """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds.
 
-    `gain` is tokens per second over plain decoding's, as the planner measured it; `drafter` and
-    `lookahead` are those of its latest draft.
+    What couldn't be measured is null. `finish_reason` is one of `FinishReason`. `gain` is tokens
+    per second over plain decoding's, as the planner measured it; `drafter` and `lookahead` are
+    those of its latest draft, null and 0 while `parked`, and `reason` says why it drafts or
+    doesn't. `cached_tokens` are those of the prompt that needed no pass.
     """
     counters = result.counters
     planner: dict[str, Any] = dict.fromkeys(("gain", "drafter", "lookahead", "parked", "reason"))

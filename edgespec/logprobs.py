@@ -1,7 +1,7 @@
 """Log-probabilities of the tokens that were emitted, and of those that might have been.
 
 Invariant: they are the target's and belong to the row that decided the token, so speculation
-changes none of them.
+changes them by no more than rounding: a check of several tokens adds numbers in another order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LogprobsRequest:
     """Which log-probabilities to keep with each token.
 
     Attributes:
-        top_n: how many of the likeliest tokens beside the chosen one.
+        top_n: how many of the likeliest tokens to name as well; the chosen one may be among them.
         stage: `model` takes the logits as they are (temperature 1, no step), `sampling` what the
             token was drawn from, after every step: the chosen token of a greedy text then has 0.
     """

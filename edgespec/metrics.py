@@ -1,6 +1,7 @@
 """What was drafted, accepted and spent, and the figures people read off it.
 
-Invariant: counters only grow and know no clock; every figure is derived from them.
+Invariant: counters know no clock, and every figure is derived from them. All only grow but
+`tokens`, from which a stop string takes those that stood for its beginning.
 """
 
 from __future__ import annotations

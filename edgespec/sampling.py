@@ -52,10 +52,13 @@ class SamplingParams:
             0 counts all.
         logit_bias: token id -> number added to its logit.
         banned_tokens: token ids that never come out.
-        seed: makes a run repeatable. A seed alone selects the rule `reproducible`, since under
-            `rejection` the draws depend on how many tokens were drafted.
+        seed: makes a run repeatable, up to rounding: drafted or not, the text is the same until a
+            near-tie that a pass of another size decides otherwise. A seed alone selects the rule
+            `reproducible`, since under `rejection` the draws depend on how much was drafted.
         rule: `rejection` or `reproducible`; None chooses by the seed.
         steps: the user's own, applied in order before the temperature.
+
+    Raises ConfigError for a number that is out of range, or a rule that there isn't.
     """
 
     temperature: float = 0.7

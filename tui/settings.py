@@ -38,7 +38,7 @@ PRESET_HELP: Mapping[str, str] = MappingProxyType(
         "balanced": "some variety; what edgespec starts with",
         "precise": "always the likeliest token",
         "creative": "every token at least 5% as likely as the likeliest",
-        "reproducible": "varied, and the same text again for the same question",
+        "reproducible": "varied, and the same text again, up to rounding",
     }
 )
 
@@ -63,7 +63,7 @@ FIELDS = (
     Field("presence_penalty", "Presence penalty", "off the logits of tokens that occurred", float),
     Field("frequency_penalty", "Frequency penalty", "off them for each time it occurred", float),
     Field("penalty_window", "Penalty window", "newest tokens the penalties count; 0: all", int),
-    Field("seed", "Seed", "the same text again for the same seed; empty: none", int, True),
+    Field("seed", "Seed", "the same text again, up to rounding; empty: none", int, True),
     Field("rule", "Rule", "rejection or reproducible; empty: by the seed", str, True),
     Field("max_tokens", "Max tokens", "the longest answer", int),
     Field("system", "System prompt", "what the model is told before the first question", str),
