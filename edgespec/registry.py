@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Literal, cast
 
 from edgespec.errors import ConfigError, RegistryError
 from edgespec.platform import config_dir, expanded
-from edgespec.tomlfile import Document, Table, near
+from edgespec.tomlfile import BACKSLASHES, Document, Table, near
 
 LOOKUP = "lookup"
 """The drafter that needs no model: it copies what followed the same words earlier."""
@@ -299,8 +300,12 @@ def _source(table: Table) -> Source:
         if not url.startswith(("https://", "http://")):
             raise table.error('"url" must start with https://', "url")
         return UrlSource(url)
+    written = table.get("path", str)
+    drive = sys.platform == "win32" or written[1:2] == ":"
+    if drive and (control := re.search(r"[\x00-\x1f]", written)):
+        raise table.error(f'"path" holds the character {control[0]!r}: {BACKSLASHES}', "path")
     try:
-        path = expanded(table.get("path", str))
+        path = expanded(written)
     except ConfigError as error:
         raise table.error(str(error), "path") from None
     return FileSource(table.document.file.resolve().parent / path)

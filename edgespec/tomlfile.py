@@ -21,6 +21,8 @@ _NAME = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _DOTTED = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
 _HEADER = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]")
 _KEY = re.compile(rf"\s*({_DOTTED})\s*=")
+BACKSLASHES = "put a path with backslashes in single quotes, as in 'C:\\models\\m.gguf'"
+"""In double quotes a backslash begins another character."""
 _MULTILINE = re.compile(r'"""|' + "'''")
 
 
@@ -37,8 +39,16 @@ class Document:
         except UnicodeDecodeError as error:
             raise RegistryError(f"{file} is not UTF-8 text; save it as UTF-8.") from error
         except tomllib.TOMLDecodeError as error:
-            raise RegistryError(f"{file} is not valid TOML: {error}.") from error
+            hint = self._about_backslashes(str(error))
+            raise RegistryError(f"{file} is not valid TOML: {error}{hint}.") from error
         self.top = Table(self, self.data, ())
+
+    def _about_backslashes(self, error: str) -> str:
+        """What to say behind an error of tomllib's where its line has a backslash, or nothing."""
+        place = re.search(r"at line (\d+)", error)
+        lines = self.text.split("\n")
+        wrong = place is not None and "\\" in lines[min(int(place[1]), len(lines)) - 1]
+        return f"; {BACKSLASHES}" if wrong else ""
 
     def tables(self, section: str) -> Iterable[tuple[str, Table]]:
         """The tables under `[section]` and their names; none where the section is absent."""

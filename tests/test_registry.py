@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -253,6 +255,35 @@ def test_broken_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(RegistryError, match="not UTF-8"):
         load_registry(tmp_path / "models.toml")
+
+
+@pytest.mark.parametrize(
+    ("quoted", "said"),
+    [
+        (
+            r'"C:\Users\x\m.gguf"',
+            r"is not valid TOML: .*line \d.*; put .* in single quotes, as in ",
+        ),
+        (
+            r'"C:\Models\m.gguf"',
+            r"is not valid TOML: .*; put a path with backslashes in single quotes",
+        ),
+        (r'"C:\temp\new.gguf"', r"line \d.*holds the character '\\t': put a path .* single quotes"),
+    ],
+)
+def test_a_windows_path_in_double_quotes_is_told(tmp_path: Path, quoted: str, said: str) -> None:
+    source = 'kind = "hub", repo = "me/mine", file = "a.gguf"'
+    assert re.search(said, complaint(tmp_path, source, f'kind = "file", path = {quoted}'))
+    single = GOOD.replace(source, f"kind = 'file', path = {quoted.replace(chr(34), chr(39))}")
+    file = load_registry(write(tmp_path, single)).pair("mine").target.source
+    assert isinstance(file, FileSource) and str(file.path).endswith(quoted[1:-1])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file there has a tab in its name")
+def test_a_tab_in_a_name_is_no_mistake_elsewhere(tmp_path: Path) -> None:
+    text = GOOD.replace('path = "weights/mine.gguf"', r'path = "a\tb.gguf"')
+    source = load_registry(write(tmp_path, text)).model("mine").source
+    assert isinstance(source, FileSource) and source.path.name == "a\tb.gguf"
 
 
 def test_unknown_names_get_near_matches() -> None:

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,6 +122,8 @@ def download(source: HubSource, report: Progress) -> Path:
         def update_transfer(self, n: float) -> None:
             """Its presence keeps the client from opening a second bar for the same bytes."""
 
+    # A cache without links (Windows without developer mode) is as good for us.
+    warnings.filterwarnings("ignore", "`huggingface_hub` cache-system uses symlinks", UserWarning)
     options: dict[str, Any] = {"revision": source.revision}
     if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
         options["tqdm_class"] = Bar

