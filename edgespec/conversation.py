@@ -1,7 +1,7 @@
 """A conversation over a runtime: messages in turn.
 
-Invariant: `messages` changes only when an answer ends, and then it holds what was shown. A prompt
-is made only behind the end of the answer before it.
+Invariant: `messages` changes only when an answer ends, and then it holds what was shown. An answer
+begins only where the conversation is still the one that its prompt was made of.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """Messages in turn. The cache keeps what the next turn's prompt has in common with this one."""
+    """Messages in turn. The cache keeps what the next turn's prompt has in common with this one.
+
+    Answers may be asked for in one thread and taken in another. What is asked before the answer
+    before it has ended raises ConfigError on its first chunk: its prompt lacks that answer.
+    """
 
     def __init__(self, runtime: Runtime, system: str | None = None) -> None:
         self._runtime = runtime
         self.system = system
         self.messages: list[Message] = []
         self._last: Callable[[], Generation | None] = lambda: None
+        self._state = object()  # another one whenever an answer joins, or all is forgotten
+        self._changing = threading.RLock()
 
     def send(
         self,
@@ -45,30 +51,28 @@ class Conversation:
         """Ask, and stream the answer; both join `messages` when the answer ends.
 
         An answer stopped before its first word, or one that failed, leaves `messages` as before.
-        One that this thread began and left in the middle ends here, with what came.
+        One that this thread began and left in the middle ends here, with what came. Where another
+        thread's joins after this, or `clear` was called, the first chunk raises ConfigError.
         Where the context is too small for all of them, the oldest turns are left out of the
         prompt, and a note says so.
         """
         self._end_last()
-        question = Message("user", text)
+        state, question = self._state, Message("user", text)
 
-        def finish(result: Result) -> None:
-            if result.text or result.finish_reason != "cancelled":
-                self.messages += [question, Message("assistant", result.text, result.tokens)]
+        def join(result: Result) -> None:
+            self.messages += [question, Message("assistant", result.text, result.tokens)]
 
-        prompt, notes = self._fit([*self.messages, question], max_tokens)
-        generation = self._runtime.generate(
-            prompt,
+        return self._ask(
+            state,
+            [*self.messages, question],
+            (),
+            join,
             sampling,
             max_tokens=max_tokens,
             stop=stop,
             logprobs=logprobs,
             planner=planner,
-            notes=notes,
-            on_finish=finish,
         )
-        self._last = weakref.ref(generation)
-        return generation
 
     def extend(
         self,
@@ -79,23 +83,73 @@ class Conversation:
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
     ) -> Generation:
-        """Go on with the last answer where it ended; what comes joins it when it ends, unless the
-        conversation went on meanwhile.
+        """Go on with the last answer where it ended; what comes joins it when it ends, unless all
+        was forgotten meanwhile.
 
-        Raises ConfigError where there is no answer yet.
+        Raises ConfigError where there is no answer yet, and as `send` does on the first chunk.
         """
         self._end_last()
-        if not self.messages or self.messages[-1].role != "assistant":
+        state, messages = self._state, list(self.messages)
+        if not messages or messages[-1].role != "assistant":
             raise ConfigError("there is no answer to continue: ask something first")
-        before, at = self.messages[-1], len(self.messages) - 1
+        before, at = messages.pop(), len(messages)
+        ids = self._ids(before)
 
-        def finish(result: Result) -> None:
-            if self.messages[at:] == [before]:  # nothing was said or forgotten meanwhile
+        def join(result: Result) -> None:
+            if self.messages[at:] == [before]:  # nobody wrote into `messages` meanwhile
                 text, tokens = before.content + result.text, (*ids, *result.tokens)
                 self.messages[at] = Message("assistant", text, tokens)
 
-        ids = self._ids(before)
-        prompt, notes = self._fit(self.messages[:-1], max_tokens, ids)
+        return self._ask(
+            state,
+            messages,
+            ids,
+            join,
+            sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            planner=planner,
+        )
+
+    def clear(self) -> None:
+        """Forget every message but the system prompt; an answer that is under way never joins."""
+        self._end_last()
+        with self._changing:
+            self._state = object()
+            self.messages.clear()
+
+    def _ask(
+        self,
+        state: object,
+        messages: list[Message],
+        begun: Sequence[int],
+        join: Callable[[Result], None],
+        sampling: SamplingParams | None,
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        logprobs: LogprobsRequest | None,
+        planner: Planner | None,
+    ) -> Generation:
+        """The answer to `messages`, which begins with the tokens `begun`; `join` enters it.
+
+        `state` is the conversation's before `messages` were read.
+        """
+
+        def begin() -> None:
+            if self._state is not state:
+                raise ConfigError(
+                    "this conversation went on after this answer was asked for: ask again"
+                )
+
+        def finish(result: Result) -> None:
+            with self._changing:
+                if self._state is state and (result.text or result.finish_reason != "cancelled"):
+                    join(result)
+                    self._state = object()
+
+        prompt, notes = self._fit(messages, max_tokens, begun)
         generation = self._runtime.generate(
             prompt,
             sampling,
@@ -104,15 +158,11 @@ class Conversation:
             logprobs=logprobs,
             planner=planner,
             notes=notes,
+            on_begin=begin,
             on_finish=finish,
         )
         self._last = weakref.ref(generation)
         return generation
-
-    def clear(self) -> None:
-        """Forget every message but the system prompt."""
-        self._end_last()
-        self.messages.clear()
 
     def _end_last(self) -> None:
         """End an answer that this thread left in the middle; another thread's is its own."""

@@ -17,7 +17,7 @@ from typing import Self
 
 from edgespec.decode import Origin, Round, decode
 from edgespec.drafters import Drafter
-from edgespec.errors import Busy, Cancelled, ModelError
+from edgespec.errors import Busy, Cancelled, EdgespecError, ModelError
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
 from edgespec.metrics import Counters
 from edgespec.native_use import call_holding
@@ -102,7 +102,7 @@ class Generation(Iterator[Chunk]):
 
     Nothing runs until the first chunk is asked for. `cancel` may be called from any thread: the
     iteration then ends within a fraction of a second with the finish reason "cancelled". One that
-    is dropped in the middle is closed.
+    is dropped in the middle is closed. One that met `Busy` hasn't begun, and may be tried again.
     """
 
     def __init__(
@@ -116,14 +116,16 @@ class Generation(Iterator[Chunk]):
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
         notes: Sequence[str] = (),
+        on_begin: Callable[[], None] | None = None,
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
         stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
         tokenizer = engine.tokenizer
         sampler = Sampler(sampling, tokenizer.num_tokens, prompt, ends=tokenizer.stop_ids)
+        planner = planner or engine.planner
         self._answer = _Answer(
-            engine, prompt, stream, sampler, planner or engine.planner, logprobs, on_finish
+            engine, prompt, stream, sampler, planner, logprobs, on_begin, on_finish
         )
         # It knows the answer but not this object: so dropping this closes it, at once.
         self._chunks = self._answer.run(weakref.ref(self))
@@ -134,7 +136,13 @@ class Generation(Iterator[Chunk]):
     def __next__(self) -> Chunk:
         with self._turn:
             self.reader = threading.get_ident()
-            return next(self._chunks)
+            try:
+                return next(self._chunks)
+            except EdgespecError:
+                if not self._answer.begun:  # it may be tried again
+                    self.reader = None
+                    self._chunks = self._answer.run(weakref.ref(self))
+                raise
 
     @property
     def counters(self) -> Counters:
@@ -156,7 +164,10 @@ class Generation(Iterator[Chunk]):
         return self._answer.result
 
     def cancel(self) -> None:
-        """Stop soon, keeping what came; from any thread, at any time, any number of times."""
+        """Stop soon, keeping what came; from any thread, at any time, any number of times.
+
+        It stops in taking a chunk: where nobody takes one, `close` frees the runtime.
+        """
         self._answer.cancel()
 
     def close(self) -> None:
@@ -197,6 +208,7 @@ class _Answer:
         sampler: Sampler,
         planner: Planner,
         request: LogprobsRequest | None,
+        on_begin: Callable[[], None] | None,
         on_finish: Callable[[Result], None] | None,
     ) -> None:
         self.counters = Counters(prompt_tokens=len(prompt))
@@ -213,6 +225,9 @@ class _Answer:
         self._failures: dict[str, str] = {}  # of drafters, in this answer
         self._texts: list[str] = []
         self._given = 0  # tokens handed out in chunks
+        self.begun = False
+        """Whether it had the runtime to itself, so that it can't be begun again."""
+        self._on_begin = on_begin
         self._on_finish = on_finish
         self._cancelled = False
         self._running = False
@@ -246,11 +261,14 @@ class _Answer:
         try:
             if not engine.take(handle):
                 raise Busy(
-                    "this runtime is in the middle of another answer: let that one finish, cancel "
+                    "this runtime is in the middle of another answer: let that one finish, close "
                     "it, or open a second runtime"
                 )
             if engine.closed:
                 raise ModelError("this runtime is closed: open another")
+            if self._on_begin is not None:
+                self._on_begin()
+            self.begun = True
             with self._state:
                 engine.cancel.clear()
                 self._running = True
@@ -280,15 +298,16 @@ class _Answer:
             raise
         finally:
             try:
+                if not failed:
+                    self._finish(reason)  # before another answer can begin
+            finally:
                 try:
                     self._let_go(handle)
                 except BaseException:  # Ctrl+C in the middle of it
                     self._let_go(handle)
                     raise
-                if not failed:
-                    self._finish(reason)
-            finally:
-                engine.on_idle()
+                finally:
+                    engine.on_idle()
 
     def _let_go(self, handle: weakref.ref[Generation]) -> None:
         """Leave the engine to others, where this answer has it; safe to call twice."""

@@ -181,6 +181,7 @@ class Runtime:
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
         notes: Sequence[str] = (),
+        on_begin: Callable[[], None] | None = None,
         on_finish: Callable[[Result], None] | None = None,
     ) -> Generation:
         """Continue a prompt: plain text (no template, no control tokens), or token ids.
@@ -193,11 +194,14 @@ class Runtime:
             logprobs: log-probabilities to keep with each token of the result.
             planner: decides on drafts instead of the runtime's own, for this answer.
             notes: sentences to hand on with the answer.
-            on_finish: called with the result when the answer ends, unless it failed.
+            on_begin: called when the first chunk is asked for and no other answer runs; what it
+                raises leaves the answer as one that hasn't begun.
+            on_finish: called with the result when the answer ends, unless it failed, and before
+                another can begin.
 
         Raises:
             ContextFull: the prompt alone fills the context.
-            Busy: on the first chunk, while another answer runs.
+            Busy: on the first chunk, while another answer runs; this one may be tried again.
         """
         self._check_open()
         ids = self._encode_text(prompt) if isinstance(prompt, str) else list(prompt)
@@ -221,6 +225,7 @@ class Runtime:
             logprobs=logprobs,
             planner=planner,
             notes=notes,
+            on_begin=on_begin,
             on_finish=on_finish,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import signal
 import sys
 import threading
@@ -48,6 +49,7 @@ from edgespec.session import CancelFlag
 from edgespec.tokenizer import decode
 
 VOCAB = 260
+WENT_ON = "this conversation went on after this answer was asked for: ask again"
 CLOSED = "this runtime is closed: open another"
 LETTERS = dict.fromkeys(range(97, 123), 20.0)  # so that text is text
 
@@ -262,9 +264,31 @@ def test_a_second_answer_at_the_same_time_is_refused() -> None:
             caught.append(error)
 
     in_thread(second).join(20)
-    assert len(caught) == 1
+    assert len(caught) == 1 and "close it" in str(caught[0])
     assert first.result.tokens == make().generate("hello", GREEDY, max_tokens=40).result.tokens
     assert runtime.generate("other", GREEDY, max_tokens=2).result.finish_reason == "length"
+
+
+def test_an_answer_that_was_refused_may_be_tried_again() -> None:
+    runtime = make()
+    chat = runtime.conversation()
+    first = runtime.generate("hello", GREEDY, max_tokens=40)
+    next(first)
+    second = chat.send("other", GREEDY, max_tokens=9)
+    for _ in range(2):
+        with pytest.raises(Busy):
+            next(second)
+    with pytest.raises(Busy):
+        _ = second.result
+    assert second.reader is None
+    first.cancel()  # which nobody takes notice of
+    with pytest.raises(Busy, match="close it"):
+        list(second)
+    first.close()
+    assert len(second.result.tokens) == 9
+    assert history(chat) == [("user", "other"), ("assistant", second.text)]
+    runtime.close()
+    assert list(second) == []
 
 
 def test_an_abandoned_answer_frees_the_runtime() -> None:
@@ -714,15 +738,83 @@ def test_what_goes_on_joins_only_the_answer_it_goes_on_with() -> None:
     more = chat.extend(GREEDY, max_tokens=5)
     list(chat.send("b", GREEDY, max_tokens=5))
     before = list(chat.messages)
-    list(more)
+    with pytest.raises(ConfigError, match=WENT_ON):
+        list(more)
     assert chat.messages == before
-    more = chat.extend(GREEDY, max_tokens=5)
+    for by_hand in (False, True):
+        more = chat.extend(GREEDY, max_tokens=5)
+        next(more)
+        if by_hand:
+            chat.messages.clear()
+        else:
+            in_thread(chat.clear).join(20)
+        list(more)
+        assert chat.messages == []
+        list(chat.send("a", GREEDY, max_tokens=5))
     chat.clear()
-    list(more)
-    assert chat.messages == []
     list(chat.send("a", GREEDY, max_tokens=5))
     text = chat.messages[-1].content + chat.extend(GREEDY, max_tokens=5).result.text
     assert chat.messages[-1].content == text
+
+
+@pytest.mark.parametrize("first", ["waits", "streams", "cancelled"])
+def test_no_answer_is_given_to_a_prompt_that_lacks_the_answer_before(first: str) -> None:
+    """One thread asks, and another takes all answers in turn."""
+    runtime = make(seconds=0.001)
+    chat = runtime.conversation()
+    questions: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+    caught: list[EdgespecError] = []
+
+    def work() -> None:
+        while (answer := questions.get()) is not None:
+            try:
+                list(answer)
+            except EdgespecError as error:
+                caught.append(error)
+
+    one = chat.send("one", GREEDY, max_tokens=300 if first == "cancelled" else 30)
+    if first == "waits":
+        two = chat.send("two", GREEDY, max_tokens=5)
+    questions.put(one)
+    worker = in_thread(work)
+    if first != "waits":
+        wait_for(lambda: one.text)
+        if first == "cancelled":
+            one.cancel()
+        two = chat.send("two", GREEDY, max_tokens=5)
+    questions.put(two)
+    wait_for(lambda: caught)
+    assert history(chat) == [("user", "one"), ("assistant", one.text)]
+    with pytest.raises(ConfigError, match=WENT_ON):  # it says so as often as it is asked
+        _ = two.result
+    questions.put(chat.send("two", GREEDY, max_tokens=5))
+    questions.put(None)
+    worker.join(20)
+    assert [type(error) for error in caught] == [ConfigError]
+    assert "one" in bytes(t for t in session(runtime).cache if t < 256).decode()
+    assert [text for _, text in history(chat)][::2] == ["one", "two"]
+
+
+def test_an_answer_cancelled_before_its_first_word_leaves_the_next_as_it_is() -> None:
+    chat = make().conversation()
+    one, two = chat.send("one", GREEDY), chat.send("two", GREEDY, max_tokens=5)
+    one.cancel()
+    assert list(one) == [] and two.result.text
+    assert history(chat) == [("user", "two"), ("assistant", two.text)]
+
+
+def test_what_was_forgotten_stays_forgotten() -> None:
+    chat = make().conversation()
+    for then in (chat.clear, lambda: in_thread(chat.clear).join(20)):
+        one = chat.send("one", GREEDY, max_tokens=30)
+        in_thread(lambda: next(one)).join(20)  # noqa: B023 (joined here)
+        then()
+        assert one.result.text
+        assert chat.messages == []
+    late = chat.send("one", GREEDY)
+    chat.clear()
+    with pytest.raises(ConfigError, match=WENT_ON):
+        next(late)
 
 
 def test_a_context_found_full_is_no_round() -> None:
