@@ -7,6 +7,7 @@ nothing heavy is imported before the arguments are known to make sense.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -53,15 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("edgespec: stopped", file=sys.stderr)
         _drop_output()
         return 130
-    except BrokenPipeError:
-        # The reader went away (`| head`): what it wanted it has. Python would complain at exit.
-        _drop_output()
-        return status
     except OSError as error:
+        if isinstance(error, BrokenPipeError) or _windows_broken_pipe(error):
+            # The reader went away (`| head`): what it wanted it has. Python would complain at exit.
+            _drop_output()
+            return status
         of = f" ({error.filename})" if error.filename else ""
         print(printable(f"edgespec: {error.strerror or error}{of}"), file=sys.stderr)
         _drop_output()
         return 1
+
+
+def _windows_broken_pipe(error: OSError) -> bool:
+    """Whether Windows says so that a pipe's reader is gone. (CPython's issue 79935)"""
+    return sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
 
 
 def _drop_output() -> None:

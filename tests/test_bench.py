@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 from fakes import FakeSession, fake_model
+from links import needs_links
 from rich.cells import cell_len
 from tiny_gguf import write_tiny
 
@@ -1090,7 +1091,7 @@ def test_a_model_is_named_wherever_one_stands(
             identity.identity(Path(missing))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links want a right there")
+@needs_links
 def test_a_model_in_the_hubs_cache(tmp_path: Path) -> None:
     """Each file there is a link to one that has a hash for a name, beside those of all others."""
     blobs = onnx_files(tmp_path / "models--me--it" / "blobs", "1.onnx", "2.json", "3.json")
@@ -1108,7 +1109,7 @@ def test_a_model_in_the_hubs_cache(tmp_path: Path) -> None:
     assert identity.identity(model) != found
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links want a right there")
+@needs_links
 def test_peers_are_given_paths_that_lead_to_a_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import errno
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeSession, fake_model
@@ -537,6 +539,36 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     process.stderr.close()
     assert process.wait(60) == 0
     assert "Traceback" not in err and "BrokenPipe" not in err
+
+
+@pytest.mark.parametrize(
+    ("system", "status"), [("win32", 0), ("linux", 1)], ids=["windows", "elsewhere"]
+)
+def test_a_reader_that_goes_away_as_windows_tells_it(
+    system: str,
+    status: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone(io.RawIOBase):
+        closing = False
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            if self.closing:
+                return len(data)
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    raw = Gone()
+    with io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8") as stdout:
+        with monkeypatch.context() as there:
+            there.setattr(sys, "stdout", stdout)
+            there.setattr(sys, "platform", system)
+            assert cli.main(["models", "--json"]) == status
+        raw.closing = True
+    assert ("Invalid argument" in capsys.readouterr().err) == bool(status)
 
 
 OUTPUTS = [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from links import needs_links
 from onnx import helper, numpy_helper
 from tiny_gguf import spm_vocabulary, write_tiny
 from tiny_onnx import WIDTH, write_tiny_onnx
@@ -210,6 +211,7 @@ def test_ablation_is_without_change_where_nothing_is_left_out(tmp_path: Path) ->
 
 
 @needs_ir
+@needs_links
 def test_a_model_in_the_hubs_cache_is_cut(tmp_path: Path) -> None:
     """Where each file is a link to one that is called after its hash."""
     repo = tmp_path / "models--some--model"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_checkpoint as tiny
 from hub_server import COMMIT, HubServer
+from links import needs_links
 
 from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
 from edgespec.exporters import manifest, transformers_4
@@ -109,6 +110,7 @@ def test_neither_a_folder_nor_a_hub_id(
         Checkpoint.open(name)
 
 
+@needs_links
 def test_a_folder_is_called_by_its_name_from_inside_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -597,6 +599,7 @@ def test_what_came_into_the_folder_meanwhile_is_not_lost(tmp_path: Path) -> None
     assert names(tmp_path) == ["result"] and names(result) == []
 
 
+@needs_links
 def test_what_is_exported_is_never_the_destination(tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(tmp_path / "m" / "model", shards=2)
     shards = Checkpoint.open(folder).shards
@@ -811,6 +814,7 @@ def test_a_pair_is_registered_beside_what_is_there(tmp_path: Path) -> None:
     assert names(file.parent) == ["models.toml"]
 
 
+@needs_links
 def test_a_link_to_a_models_file_stays_one(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     real, file = tmp_path / "kept" / "mine.toml", tmp_path / "models.toml"
