@@ -220,6 +220,7 @@ class Conversation:
             ids = prompt(turns - dropped) if dropped > turns - low else ids
             notes.append(
                 f"the context of {size} tokens is full, so the oldest {2 * dropped} messages "
-                "were left out: /clear starts afresh, --ctx-size makes room"
+                "were left out: clearing the conversation (/clear) starts afresh, a larger context "
+                "(--ctx-size) makes room"
             )
         return ids, notes

@@ -162,6 +162,25 @@ def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:
     ]
 
 
+def check_target(model: Model) -> None:
+    """Raises ConfigError where a model can't be a target."""
+    if model.only_drafts:
+        raise ConfigError(
+            f"{model.name} can only draft, since {model.only_drafts}: choose it as the drafter "
+            "(--drafter) of another target (--target)"
+        )
+
+
+def check_drafter(target: Model, model: Model) -> None:
+    """Raises ModelError where a model can't draft for its target."""
+    check_same_tokens(target.tokenizer, model.tokenizer)
+    if not model.session.can_rollback:
+        raise ModelError(
+            f"{model.name} can't draft, since it can't take back a guess (it is recurrent); "
+            "choose another drafter"
+        )
+
+
 def load_drafter(
     target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
 ) -> Drafter:
@@ -169,12 +188,7 @@ def load_drafter(
     size = target.session.context_size
     model = load_model(path, replace(options, context_size=None, context_cap=size), cancel)
     try:
-        check_same_tokens(target.tokenizer, model.tokenizer)
-        if not model.session.can_rollback:
-            raise ModelError(
-                f"{model.name} can't draft, since it can't take back a guess (it is recurrent); "
-                "choose another drafter"
-            )
+        check_drafter(target, model)
     except BaseException:
         model.close()
         raise

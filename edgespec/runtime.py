@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -25,12 +26,15 @@ from edgespec.conversation import Conversation
 from edgespec.costs import Costs, OnPass
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ContextFull, ModelError
 from edgespec.generation import DEFAULT_MAX_TOKENS, Engine, Generation, Result
 from edgespec.logprobs import LogprobsRequest
 from edgespec.native_use import call_holding
 from edgespec.opening import (
     AUTO,
+    check_drafter,
+    check_target,
     find_files,
     layers_notes,
     load_drafter,
@@ -64,10 +68,17 @@ class Runtime:
     ) -> None:
         """Take over loaded models; `Runtime.open` is the usual way.
 
-        `planner` None tries the drafters in order with a lookahead of 3. `notes` are sentences the
-        user should read; `self.notes` adds those of the models. `on_close` is called once, when the
-        models are about to be freed. Raises ConfigError where two drafters have the same name.
+        `planner` None tries the drafters in order with a lookahead of 3. `cancel` is the flag that
+        the models were loaded with: without it a cancelled answer stops behind the pass that it is
+        in. `notes` are sentences the user should read; `self.notes` adds those of the models.
+        `on_close` is called once, when the models are about to be freed. Raises ConfigError where
+        two drafters have the same name or the target can only draft, and ModelError where a model
+        can't draft for this target; whoever loaded the models then closes them.
         """
+        check_target(target)
+        for drafter in drafters:
+            if isinstance(drafter, ModelDrafter):
+                check_drafter(target, drafter.model)
         self._on_close = on_close
         self.notes = list(dict.fromkeys([*target.notes, *notes]))  # two models may say the same
         if not target.session.can_rollback:
@@ -150,11 +161,7 @@ class Runtime:
         model = load_model(target_path, options, cancel)
         loaded: list[Drafter] = []
         try:
-            if model.only_drafts:
-                raise ConfigError(
-                    f"{model.name} can only draft, since {model.only_drafts}: name it with "
-                    "--drafter, beside a --target"
-                )
+            check_target(model)
             for name in named:
                 if name == LOOKUP:
                     loaded.append(LookupDrafter())
@@ -214,7 +221,7 @@ class Runtime:
         if len(ids) > size:
             raise ContextFull(
                 f"the prompt has {len(ids)} tokens and the context holds {size}: shorten it or "
-                "raise --ctx-size"
+                "choose a larger context (--ctx-size)"
             )
         return Generation(
             self._engine,
@@ -293,13 +300,12 @@ class Runtime:
 
     def _free(self) -> None:
         # Once more at every later close: Ctrl+C may have come in the middle.
-        try:
+        with ExitStack() as closing:  # closes the others where one fails to
+            closing.callback(self.target.close)
+            for drafter in self.drafters.values():
+                closing.callback(drafter.close)
             if self._first.acquire(blocking=False):
                 self._on_close()
-        finally:
-            for drafter in self.drafters.values():
-                drafter.close()
-            self.target.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, ModelDrafter
-from edgespec.errors import ConfigError, ModelError, NothingLeft, NumericalError
+from edgespec.errors import ConfigError, ModelError, NothingLeft, NumericalError, RollbackError
 from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.runtime import Runtime
@@ -238,6 +238,18 @@ def test_a_drafter_that_fails_leaves_the_answer_to_the_target() -> None:
         session.poison = None
         got, _, rounds = run(FakeSession(VOCAB), [drafter], 3, params=params)
         assert sum(step.drafted for step in rounds) and not drafter.failed
+
+
+def test_a_drafter_that_cant_go_back_leaves_the_answer_to_the_target() -> None:
+    class Stuck(FakeSession):
+        def rollback(self, length: int) -> None:
+            if length < self.length:
+                raise RollbackError("small can't go back")
+
+    drafter = ModelDrafter(fake_model(Stuck(VOCAB, noise=0.9)))
+    got, _, rounds = run(FakeSession(VOCAB), [drafter], 3)
+    assert got == run(FakeSession(VOCAB))[0] and any(step.drafted for step in rounds)
+    assert drafter.failed == "small can't go back"
 
 
 def test_what_a_drafter_drew_before_it_failed_is_checked() -> None:

@@ -347,6 +347,38 @@ def test_two_drafters_of_one_name_are_refused() -> None:
         Runtime(fake_model(FakeSession(VOCAB)), drafters)
 
 
+def test_models_that_cant_work_together_are_refused() -> None:
+    class Other(ByteTokenizer):
+        def vocabulary(self) -> list[bytes]:
+            return [bytes([255 - i]) for i in range(256)]
+
+    narrow = fake_model(FakeSession(VOCAB, name="narrow"))
+    narrow.only_drafts = "its head holds a part of its vocabulary"
+    with pytest.raises(ConfigError, match="narrow can only draft, since its head"):
+        Runtime(narrow)
+    for small, wrong in (
+        (fake_model(FakeSession(VOCAB), Other()), "can't draft for"),
+        (fake_model(FakeSession(VOCAB, can_rollback=False)), "can't take back a guess"),
+    ):
+        with pytest.raises(ModelError, match=wrong):
+            Runtime(fake_model(FakeSession(VOCAB)), [ModelDrafter(small)])
+
+
+def test_what_fails_to_close_keeps_nothing_else() -> None:
+    class Stuck(LookupDrafter):
+        name = "stuck"
+
+        def close(self) -> None:
+            raise OSError("gone")
+
+    small = FakeSession(VOCAB)
+    drafters = [Stuck(), ModelDrafter(fake_model(small))]
+    runtime = Runtime(fake_model(FakeSession(VOCAB)), drafters)
+    with pytest.raises(OSError, match="gone"):
+        runtime.close()
+    assert small.closed and session(runtime).closed
+
+
 def test_closing() -> None:
     drafter = FakeSession(VOCAB)
     with make(drafter=drafter) as runtime:

@@ -90,7 +90,11 @@ class ModelDrafter:
         if max_tokens <= 0:
             return NO_DRAFT
         self._hole = int(spared[0]) if len(spared) else None
-        self._cache.rollback(kept)
+        try:
+            self._cache.rollback(kept)
+        except ModelError as error:
+            self.failed = str(error)
+            return NO_DRAFT
         self._at.truncate(self._cache.length)
         pending: TokenIds | list[int] = tokens[missing]
         drafted: list[int] = []
