@@ -245,3 +245,14 @@ class Model:
 
     def close(self) -> None:
         self.session.close()
+
+
+def device_of(model: Model | None) -> str:
+    """What a model runs on, to show, as in "CUDA" or "GPU (MTL0: Apple M3)"; "" if it isn't told.
+
+    Every GPU is "GPU" to llama.cpp, which names it, and what it is used through, apart from that.
+    """
+    if model is None:
+        return ""
+    device, gpus = (str(model.details.get(key) or "") for key in ("device", "gpus"))
+    return f"{device} ({gpus})" if gpus else device

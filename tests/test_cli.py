@@ -860,3 +860,13 @@ def test_a_drafter_on_another_device_is_told() -> None:
         draft.details = {"device": device}
         line = shared.introduction(Runtime(target, [ModelDrafter(draft)]))[0]
         assert " on CUDA, drafters: " in line and says in line
+
+
+def test_a_gpu_is_shown_with_its_name_and_interface() -> None:
+    target, draft = fake_model(FakeSession(8)), fake_model(FakeSession(8))
+    target.details = draft.details = {"device": "GPU", "gpus": "MTL0: Apple M3"}
+    line = shared.introduction(Runtime(target, [ModelDrafter(draft)]))[0]
+    assert " on GPU (MTL0: Apple M3), drafters: model, " in line
+    draft.details = {"device": "GPU", "gpus": "MTL1: Apple M4"}
+    line = shared.introduction(Runtime(target, [ModelDrafter(draft)]))[0]
+    assert "model (on GPU (MTL1: Apple M4)), " in line

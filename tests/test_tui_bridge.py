@@ -167,14 +167,15 @@ def test_settings_reach_the_opener() -> None:
 
 @pytest.mark.parametrize(
     ("device", "said"),
-    [("CPU, 2 threads", "model"), ("GPU 0", "model (on GPU 0)"), (None, "model")],
+    [("CPU, 2 threads", "model"), ("GPU", "model (on GPU (CUDA0: a card))"), (None, "model")],
 )
 def test_where_a_drafter_runs_is_told_unless_it_is_where_the_target_does(
     device: str | None, said: str
 ) -> None:
     def opener(pair: str | None, **options: Any) -> FakeRuntime:
         runtime = FakeRuntime(Script(), Clock())
-        model = SimpleNamespace(details={} if device is None else {"device": device})
+        gpus = {"gpus": "CUDA0: a card"} if device == "GPU" else {}
+        model = SimpleNamespace(details={} if device is None else {"device": device, **gpus})
         runtime.drafters = {"lookup": object(), "model": SimpleNamespace(model=model)}
         return runtime
 

@@ -351,7 +351,9 @@ class Bridge:
 
 
 def _device(model: Model | None) -> str:
-    return str(model.details.get("device", "")) if model is not None else ""
+    from edgespec.session import device_of
+
+    return device_of(model)
 
 
 def _drafters(runtime: Runtime) -> tuple[str, ...]:

@@ -97,8 +97,10 @@ def drafters(args: argparse.Namespace) -> list[str] | None:
 
 def introduction(runtime: Runtime) -> list[str]:
     """What runs where, and what the person should know about it."""
+    from edgespec.session import device_of
+
     target = runtime.target
-    where = target.details.get("device", "unknown device")
+    where = device_of(target) or "unknown device"
     drafts = ", ".join(_with_device(runtime, name, where) for name in runtime.drafters) or "none"
     return [
         f"{target.name} on {where}, drafters: {drafts}, context {runtime.context_size} tokens",
@@ -108,8 +110,9 @@ def introduction(runtime: Runtime) -> list[str]:
 
 def _with_device(runtime: Runtime, drafter: str, usual: str) -> str:
     """A drafter's name, and what it runs on where that isn't the target's device."""
-    model = getattr(runtime.drafters[drafter], "model", None)
-    where = model.details.get("device", usual) if model is not None else usual
+    from edgespec.session import device_of
+
+    where = device_of(getattr(runtime.drafters[drafter], "model", None)) or usual
     return drafter if where == usual else f"{drafter} (on {where})"
 
 
