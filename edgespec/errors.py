@@ -80,7 +80,7 @@ class ContextFull(EdgespecError):
 
 
 class Busy(EdgespecError):
-    """This runtime is in the middle of another answer, of this thread or another."""
+    """The runtime is in the middle of another answer, of this thread or another."""
 
 
 class Cancelled(EdgespecError):

@@ -32,10 +32,10 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.figures import as_json, summary
 from edgespec.generation import Result
-from edgespec.metrics import Counters
+from edgespec.metrics import Counters, DrafterCounts
 from edgespec.opening import find_files
 from edgespec.options import add_answer_options, add_model_options
-from edgespec.planner import FixedPlanner
+from edgespec.planner import FixedPlanner, PlannerStatus
 from edgespec.registry import user_models_file
 from edgespec.sampling import GREEDY
 from edgespec.session import CancelFlag
@@ -352,6 +352,44 @@ def test_the_readme_builds_llama_cpp_in_the_version_that_is_asked_for() -> None:
     commands += [line for line in powershell if "llama-cpp-python" in line]
     assert any(line.split('"')[1:2] == [llama_device._FLAGS["NVIDIA"]] for line in powershell)
     assert len(commands) == 4 and all(line.endswith(f"'{llama}'") for line in commands)
+
+
+def test_the_readmes_program_runs_and_leaves_no_sentence_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    _, part = page.split("\n## In a program\n")
+    program = part.split("```python\n")[1].split("```\n")[0]
+    own = user_models_file()
+    own.parent.mkdir(parents=True)
+    own.write_text(
+        f"[models.tiny]\nsource = {{ kind = 'file', path = '{folder / 'a.gguf'}' }}\n"
+        'format = "gguf"\n[pairs.smollm2]\ntarget = "tiny"\ndrafters = ["lookup"]\n'
+        'description = "tiny"\ndefault = true\n',
+        encoding="utf-8",
+    )
+    exec(compile(program, "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert out.startswith("measuring what passes of these models cost on this machine, once\n")
+    assert "a.gguf brings no chat template" in out  # a note of the runtime's
+    assert re.search(r"^\d+ tokens · [\d.]+ tok/s · first token after", out, re.MULTILINE)
+
+
+def test_the_readmes_session_ends_its_answers_as_the_chat_does() -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+    def lines(counters: Counters, status: PlannerStatus) -> str:
+        tokens = (0,) * counters.tokens
+        return summary(Result("", tokens, (), "end", counters), status) + "\n"
+
+    plain = Counters(tokens=14, rounds=14, ended=True, ttft_seconds=0.55, decode_seconds=14 / 29)
+    parked = PlannerStatus("", 0, True, "no drafter has a guess", None)
+    assert lines(plain, parked) in page
+    drafted = Counters(
+        tokens=46, rounds=21, ended=True, ttft_seconds=0.21, decode_seconds=46 / 39,
+        drafters={"lookup": DrafterCounts(rounds=6, drafted=27, accepted=25)},
+    )  # fmt: skip
+    assert lines(drafted, PlannerStatus("lookup", 3, False, "", 1.7)) in page
 
 
 def test_every_option_is_in_the_readme() -> None:

@@ -182,6 +182,24 @@ def test_what_is_imported_is_asked_for() -> None:
         assert {NAMES.get(one, one.replace("_", "-")) for one in used} <= there, name
 
 
+def test_what_a_programs_signatures_name_can_be_had_from_the_package() -> None:
+    import edgespec
+
+    functions = (
+        edgespec.Runtime.__init__, edgespec.Runtime.generate, edgespec.Runtime.conversation,
+        edgespec.Runtime.encode_messages, edgespec.Conversation.send, edgespec.Conversation.extend,
+        edgespec.Planner.draft, edgespec.SamplingParams.__init__,
+    )  # fmt: skip
+    hints = " ".join(str(hint) for f in functions for hint in f.__annotations__.values())
+    named = set(re.findall(r"\b[A-Z]\w+", hints))
+    outside = {"Callable", "Sequence", "Mapping", "TokenIds", "CancelFlag", "Sampler", "Rule"}
+    assert {"Message", "Drafter", "Planner", "Model", "Step"} < named
+    assert named - outside - {"None"} <= {*edgespec.__all__}
+    for name in {*edgespec.__all__} - {"__version__"}:
+        assert getattr(edgespec, name)
+    assert issubclass(edgespec.Busy, edgespec.EdgespecError)
+
+
 @pytest.mark.parametrize(
     "call", ["import edgespec.cli", "main(['--version'])", "main(['models'])", "main(['--help'])"]
 )
