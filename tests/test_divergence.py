@@ -64,8 +64,11 @@ def opener(
     target: Callable[[], FakeSession] = lambda: FakeSession(V), lookahead: int = 3
 ) -> Callable[[bool], Runtime]:
     def open_runtime(speculate: bool) -> Runtime:
-        drafters = [ModelDrafter(fake_model(FakeSession(V, noise=0.5)))] if speculate else []
-        model = fake_model(target(), PieceTokenizer([b"a"] * V, [0]))
+        tokenizer = PieceTokenizer([b"a"] * V, [0])
+        drafters = (
+            [ModelDrafter(fake_model(FakeSession(V, noise=0.5), tokenizer))] if speculate else []
+        )
+        model = fake_model(target(), tokenizer)
         return Runtime(model, drafters, planner=FixedPlanner(["model"][: len(drafters)], lookahead))
 
     return open_runtime

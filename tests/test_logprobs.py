@@ -53,7 +53,7 @@ def answer(
 
 
 def model_drafter() -> ModelDrafter:
-    return ModelDrafter(fake_model(FakeSession(V, noise=0.2)))
+    return ModelDrafter(fake_model(FakeSession(V, noise=0.2), PieceTokenizer(PIECES)))
 
 
 def drafters() -> list[list[Drafter]]:

@@ -170,7 +170,7 @@ def drafter_lists(draw: st.DrawFn, case: Case) -> list[Drafter]:
                 "noise": draw(st.sampled_from([0.0, 0.2, 1.0])),
                 "context_size": draw(st.sampled_from([4, 12, 200])),
             }
-            drafters.append(ModelDrafter(fake_model(FakeSession(V, **options))))
+            drafters.append(ModelDrafter(fake_model(FakeSession(V, **options), case.tokenizer())))
     return drafters
 
 
