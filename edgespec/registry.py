@@ -28,8 +28,9 @@ MODEL = "model"
 """In a choice of drafters: the one of the pair that is a model."""
 
 OVERHEAD_BYTES = 400_000_000
-"""Working buffers of one loaded model; with a cache of a few thousand tokens they come to about
-this much on top of the weights. Only for what doesn't say what it needs.
+"""Working buffers of one loaded model and its cache, on top of the weights: a guess, and a low one
+for models with many KV heads, whose cache of 8,192 tokens alone may take 1 GB and more. Only for
+what doesn't say what it needs.
 """
 
 
