@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Literal
 
 from edgespec.drafters import Drafter
+from edgespec.errors import ConfigError
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs, token_logprobs
 from edgespec.planner import Outcome, Planner
 from edgespec.sampling import Sampler
@@ -94,8 +95,6 @@ def decode(
             return
         if left is not None:
             room = min(room, left() - 1)  # a check brings one token more than was drafted
-        if not target.session.can_rollback:
-            room = 0
         draft = NO_DRAFT if first else planner.draft(drafters, tokens.view, room, sampler)
         draft = checked(draft, room, sampler.width)
         drafted_at = perf_counter()
@@ -143,6 +142,8 @@ def check(target: CachedSession, tokens: TokenBuffer, draft: Draft) -> Logits:
     """One pass over what the cache lacks and the draft; the rows that decide each draft token."""
     pending = tokens.view[target.length :]
     if draft:
+        if not target.session.can_rollback:
+            raise ConfigError(f"{target.name} can't take back a draft: plan none for it")
         pending_and_draft = [*pending.tolist(), *draft.tokens]
         return target.forward(pending_and_draft, len(draft) + 1)  # (k+1, V)
     return target.forward(pending, 1)  # (1, V)

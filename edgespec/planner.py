@@ -69,10 +69,7 @@ class Planner(Protocol):
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
-        """A draft of at most `room` tokens to follow `tokens`, or an empty one.
-
-        `room` is 0 where the target can't take back a draft.
-        """
+        """A draft of at most `room` tokens to follow `tokens`, or an empty one."""
         ...
 
     def observe(self, outcome: Outcome) -> None:

@@ -201,8 +201,8 @@ class Runtime:
             logprobs: log-probabilities to keep with each token of the result.
             planner: decides on drafts instead of the runtime's own, for this answer.
             notes: sentences to hand on with the answer.
-            on_begin: called when the first chunk is asked for and no other answer runs; what it
-                raises leaves the answer as one that hasn't begun.
+            on_begin: called when the first chunk is asked for and no other answer runs; an
+                EdgespecError that it raises leaves the answer as one that hasn't begun.
             on_finish: called with the result when the answer ends, unless it failed, and before
                 another can begin.
 
