@@ -478,7 +478,8 @@ def test_a_conversation_is_exported(tmp_path: Path) -> None:
         await pilot.press("e")
         await pilot.pause()
         await pilot.press("enter")
-        await shows(pilot, "is there already")
+        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await shows(pilot, "Replace it")
         await pilot.press("n")
         await pilot.pause()
         assert there.read_text("utf-8") == "mine"
