@@ -28,6 +28,10 @@ class Conversation:
 
     Answers may be asked for in one thread and taken in another. What is asked before the answer
     before it has ended raises ConfigError on its first chunk: its prompt lacks that answer.
+
+    Attributes:
+        system: the system prompt, or None.
+        messages: what was said, without it.
     """
 
     def __init__(self, runtime: Runtime, system: str | None = None) -> None:
@@ -55,6 +59,9 @@ class Conversation:
         thread's joins after this, or `clear` was called, the first chunk raises ConfigError.
         Where the context is too small for all of them, the oldest turns are left out of the
         prompt, and a note says so.
+
+        Raises ContextFull where the question alone doesn't fit, TemplateError where the chat
+        template refuses, and what `Runtime.generate` raises.
         """
         self._end_last()
         state, question = self._state, Message("user", text)

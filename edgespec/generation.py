@@ -35,8 +35,8 @@ DEFAULT_MAX_TOKENS = 1024
 class Chunk:
     """New text, and the tokens that made it with where each came from.
 
-    A token whose text ends inside a character comes with the chunk that completes it. `logprobs`
-    has an entry for each token where they were asked for.
+    A token whose text ends inside a character comes with the chunk that completes it; one that ends
+    the answer never comes. `logprobs` has an entry for each token where they were asked for.
     """
 
     text: str
@@ -49,6 +49,7 @@ class Chunk:
 class Result:
     """A whole answer. `counters` has its figures: tokens per second, acceptance, by drafter.
 
+    A token that ends the answer is in neither `text` nor `tokens`.
     `logprobs` has an entry for each token where they were asked for; `notes` are what went wrong on
     the way and changed no token.
     """
@@ -103,6 +104,10 @@ class Generation(Iterator[Chunk]):
     Nothing runs until the first chunk is asked for. `cancel` may be called from any thread: the
     iteration then ends within a fraction of a second with the finish reason "cancelled". One that
     is dropped in the middle is closed. One that met `Busy` hasn't begun, and may be tried again.
+
+    Attributes:
+        notes: sentences to read before it, as that turns were left out of the prompt; what goes
+            wrong on the way is in `result.notes`.
     """
 
     def __init__(
@@ -156,7 +161,10 @@ class Generation(Iterator[Chunk]):
 
     @property
     def result(self) -> Result:
-        """The whole answer; runs to its end what hasn't run yet."""
+        """The whole answer; runs to its end what hasn't run yet.
+
+        Raises Cancelled for one that failed, or was closed before it began.
+        """
         for _ in self:
             pass
         if self._answer.result is None:

@@ -54,6 +54,12 @@ class Runtime:
     ...     chat = runtime.conversation()
     ...     for chunk in chat.send("Why is the sky blue?"):
     ...         print(chunk.text, end="")
+
+    Attributes:
+        target: the model whose distribution the text has.
+        drafters: what drafts for it, by name.
+        notes: sentences to read before anything is asked: a GPU that isn't used, a model that
+            can't speculate.
     """
 
     def __init__(
@@ -127,9 +133,11 @@ class Runtime:
             drafters: "lookup" and one model, which is "model" (the pair's that drafts) or a model
                 file, tried in this order; None takes the pair's own, or "lookup" beside a `target`
                 file. An empty list is plain decoding.
-            lookahead: draft tokens a round; 0 is plain decoding; "auto" measures what passes cost
-                on this machine, once in the time of some 40 tokens, and then plans each round.
-            context_size: tokens the target's cache holds; None takes the model's own size, capped.
+            lookahead: draft tokens a round, 64 at most; 0 is plain decoding; "auto" measures what
+                passes cost on this machine, once in the time of some 40 tokens, and then plans each
+                round.
+            context_size: tokens the target's cache holds; None takes the model's own size, at most
+                8192.
             threads: CPU threads; None takes the CPUs this process may use.
             gpu_layers: layers of GGUF models on the GPU; None takes all where the build can.
             device: "auto", or what to run on: see `LoadOptions`.
@@ -208,6 +216,9 @@ class Runtime:
 
         Raises:
             ContextFull: the prompt alone fills the context.
+            ConfigError: an empty prompt, an id outside the vocabulary, `max_tokens` below 0, an
+                empty stop text, a biased or banned token that isn't there.
+            ModelError: the runtime is closed.
             Busy: on the first chunk, while another answer runs; this one may be tried again.
         """
         self._check_open()
@@ -241,7 +252,11 @@ class Runtime:
         return Conversation(self, system)
 
     def encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that asks for the next answer, as token ids."""
+        """The prompt that asks for the next answer, as token ids.
+
+        Raises TemplateError for messages that the chat template refuses, and ModelError where the
+        runtime is closed.
+        """
         self._check_open()
         return encode_chat(self.target.tokenizer, self._template, messages)
 

@@ -48,8 +48,9 @@ class Drafter(Protocol):
         """Up to `max_tokens` guesses for what follows `tokens` (the committed sequence, (n,)), ids
         below `sampler.width`, none of them behind one of `sampler.ends`.
 
-        Returns an empty draft when it has none. `go_on` can end the draft early. `near`: that it
-        knows the nearest part of the text is enough, where it can do with less.
+        Returns an empty draft when it has none; `Draft` names the scale of its `confidence`.
+        `go_on` can end the draft early. `near`: that it knows the nearest part of the text is
+        enough, where it can do with less.
 
         The text keeps the target's distribution on two conditions. A token that was drawn is in the
         draft, however unlikely it turned out, and the draft may end behind it but not before it.
