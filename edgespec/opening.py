@@ -131,24 +131,30 @@ def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
     return sources.fetch(spec)
 
 
-def layers_notes(target: Path, drafters: Sequence[str], options: LoadOptions) -> list[str]:
-    """What to tell of `gpu_layers` where no GGUF model is there to have any.
+def gguf_options(
+    target: Path, drafters: Sequence[str], options: LoadOptions
+) -> tuple[LoadOptions, list[str]]:
+    """The options of a pair's GGUF models, and what to tell of `gpu_layers`.
 
-    In a pair with an ONNX model it says where the GGUF one goes, and `device` where the ONNX one
-    does. Raises ConfigError where the two contradict each other, as they can without ONNX models.
+    `drafters` are all that were asked for, used or not. In a pair with an ONNX model `gpu_layers`
+    alone says where the GGUF one goes, and `device` where the ONNX one does. Raises ConfigError
+    where the two contradict each other, as they can without ONNX models.
     """
     layers = options.gpu_layers
     if layers is None:
-        return []
+        return options, []
     files = [target, *(Path(drafter) for drafter in drafters if drafter != LOOKUP)]
     onnx = [is_onnx(file) for file in files]
     if all(onnx):
-        return ["--gpu-layers does nothing here, for it is for GGUF models: ONNX has --device"]
-    if not any(onnx) and options.device == ("cpu" if layers else "cuda"):
+        told = "--gpu-layers does nothing here, for it is for GGUF models: ONNX has --device"
+        return options, [told]
+    if any(onnx):
+        return replace(options, device="auto"), []
+    if options.device == ("cpu" if layers else "cuda"):
         raise ConfigError(
             f"--device {options.device} and --gpu-layers {layers} contradict each other: drop one"
         )
-    return []
+    return options, []
 
 
 def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:

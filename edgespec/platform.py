@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -375,21 +376,27 @@ def amx_withheld() -> Iterator[None]:
 
 
 @contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Within, what native code prints on stderr goes nowhere."""
+def stderr_without(line: bytes) -> Iterator[None]:
+    """Within, what native code prints on stderr waits for the end, and comes without `line`.
+
+    For one thread at a time.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # it is closed
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    with tempfile.TemporaryFile() as waiting:
+        try:
+            os.dup2(waiting.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            waiting.seek(0)
+            printed = waiting.read().replace(line, b"")
+            while printed:
+                printed = printed[os.write(kept, printed) :]
+            os.close(kept)
 
 
 class EnergyMeter:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.backends import LoadOptions, load_model
+from edgespec.backends import LoadOptions, is_onnx, load_model
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
@@ -36,7 +36,7 @@ from edgespec.opening import (
     check_drafter,
     check_target,
     find_files,
-    layers_notes,
+    gguf_options,
     load_drafter,
     make_planner,
     rounding_notes,
@@ -156,8 +156,6 @@ class Runtime:
             raise ConfigError("give a pair or a target file, not both")
         if lookahead != AUTO:
             check_lookahead(lookahead)
-        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
-        cancel = CancelFlag()
         options = LoadOptions(
             context_size,
             threads=threads,
@@ -165,8 +163,14 @@ class Runtime:
             device=device,
             allow_cpu=allow_cpu,
         )
-        notes = layers_notes(target_path, named, options)
-        model = load_model(target_path, options, cancel)
+        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
+        gguf, notes = gguf_options(target_path, [*named, *(drafters or ())], options)
+
+        def options_of(path: Path) -> LoadOptions:
+            return options if is_onnx(path) else gguf
+
+        cancel = CancelFlag()
+        model = load_model(target_path, options_of(target_path), cancel)
         loaded: list[Drafter] = []
         try:
             check_target(model)
@@ -174,7 +178,8 @@ class Runtime:
                 if name == LOOKUP:
                     loaded.append(LookupDrafter())
                 else:
-                    loaded.append(load_drafter(model, Path(name), options, cancel, notes))
+                    path = Path(name)
+                    loaded.append(load_drafter(model, path, options_of(path), cancel, notes))
             notes += rounding_notes(model, loaded)
             planner, keep = make_planner(
                 model, loaded, lookahead, cancel, report, measure_again, on_pass

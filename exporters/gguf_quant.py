@@ -6,6 +6,7 @@ kept from ending its process; so it never runs in ours.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -78,11 +79,8 @@ def quantise(
     threads: None is the usable CPUs. Raises ExportError with llama.cpp's reason where it gives up.
     """
     code = "import sys; from edgespec.exporters.gguf_quant import main; sys.exit(main())"
-    source, folder = source.absolute(), destination.absolute().parent
-    # Windows' llama.cpp writes to no folder whose name isn't in its old code page, so it is told
-    # the file alone, in ASCII. -P: what lies in the folder isn't imported.
-    command = [sys.executable, "-P", "-c", code, str(source), destination.name, wanted.name]
-    command.append(str(threads or 0))
+    files = [str(source.absolute()), str(destination.absolute())]
+    command = [sys.executable, "-P", "-c", code, *files, wanted.name, str(threads or 0)]
     stage = f"quantising to {wanted.name}"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -90,7 +88,6 @@ def quantise(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
-            cwd=folder,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         try:
@@ -120,7 +117,11 @@ def main() -> int:
 
     source, destination, name, threads = sys.argv[1:]
     try:
-        own.quantise(Path(source), Path(destination), name, threads=int(threads) or None)
+        # Windows' llama.cpp writes to no folder whose name isn't in its old code page, so it is
+        # told the file alone, in ASCII.
+        os.chdir(Path(destination).parent)
+        file = Path(Path(destination).name)
+        own.quantise(Path(source), file, name, threads=int(threads) or None)
     except EdgespecError as error:
         print(_reason(str(error).split(": ", 1)[-1]), file=sys.stderr)
         return 1

@@ -893,6 +893,11 @@ def test_a_measurement_from_the_command_line(
     assert code == 1 and "max_tokens was 6, is 7" in err and "choose another --out" in err
     code, shown, _ = in_process(capsys, "bench", "--compare", out, out)
     assert code == 0 and "0 regressions" in shown
+    (other := tmp_path / "other").mkdir()
+    renamed = (out / files.FILE).read_text("utf-8").replace('"pair":"', '"pair":"another ')
+    (other / files.FILE).write_text(renamed, encoding="utf-8")
+    code, shown, err = in_process(capsys, "bench", "--compare", out, other)
+    assert (code, shown) == (2, "") and "nothing to compare" in err
     assert found.pairs[pair.pair].settings["gomp_spincount"] == "77"
     lines = (out / files.FILE).read_bytes().splitlines(keepends=True)
     costs = [line for line in lines if line.startswith(b'{"kind":"costs"')]

@@ -320,6 +320,8 @@ def test_only_edgespec_is_judged() -> None:
         ({"settings": {"threads": 3}}, "threads"),
         ({"settings": {"threads": 2, "device": "CUDA"}}, "device"),
         ({"settings": {"threads": 2, "drafter_devices": ["GPU: one"]}}, "drafter_devices"),
+        ({"settings": {"threads": 2, "drafter_devices": []}}, "drafter_devices"),
+        ({"settings": {"threads": 2, "gpus": "another"}}, "gpus"),
         ({"settings": {"threads": 2, "context_size": 4352}}, "context_size"),
         ({"settings": {"threads": 2, "gomp_spincount": "77"}}, "gomp_spincount"),
         ({"target": {"sha256": "2"}}, "the target"),
@@ -333,7 +335,11 @@ def test_nothing_is_judged_under_other_conditions(change: dict[str, Any], named:
     before, after = measured(10), measured(11, side=1.5, difference=wrong)
     before.runs, after.runs = [Run("", [], {"cpu": "fast"}, {})], [Run("", [], {"cpu": "fast"}, {})]
     before.pairs["p"].settings.update(
-        device="DirectML", drafter_devices=["GPU: another"], context_size=4096, gomp_spincount=None
+        device="DirectML",
+        drafter_devices=["GPU: another"],
+        context_size=4096,
+        gomp_spincount=None,
+        gpus="one",
     )
     assert compare.compare(before, after).failed
     if change:
@@ -365,6 +371,9 @@ def test_nothing_is_judged_under_other_conditions(change: dict[str, Any], named:
         ),
         ({"context_size": 4096}, {"context_size": 4000}),
         ({"gomp_spincount": None}, {"gomp_spincount": "1000"}),
+        ({"gpus": ""}, {"gpus": "CUDA0: one"}),
+        ({"gpus": None}, {"gpus": "CUDA0: one"}),
+        ({"drafter_devices": ["GPU"]}, {"drafter_devices": ["GPU: CUDA0: one"]}),
     ],
 )
 def test_what_code_made_of_the_same_setting_is_judged(

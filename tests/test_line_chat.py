@@ -85,6 +85,20 @@ def test_saved_settings_hold_and_the_command_line_comes_first(chat: Chat, tmp_pa
     assert other.asked == [["Sing.", "hi"]] and "saved" not in other.err
 
 
+@pytest.mark.parametrize(
+    ("layers", "device", "used"), [(20, "cpu", None), (0, "cuda", None), (20, "cuda", 20)]
+)
+def test_saved_layers_give_way_to_a_device_that_is_named(
+    chat: Chat, tmp_path: Path, layers: int, device: str, used: int | None
+) -> None:
+    file = SettingsFile(tmp_path / "config" / "settings.toml")
+    file.save_settings("a.gguf", Settings(gpu_layers=layers))
+    said = chat("hi\n", "--target", "/x/a.gguf", "--device", device)
+    assert (said.options["gpu_layers"], said.options["device"]) == (used, device)
+    both = chat("hi\n", "--target", "/x/a.gguf", "--device", device, "--gpu-layers", "7")
+    assert both.options["gpu_layers"] == 7  # which then is told
+
+
 def test_the_pair_that_was_chosen_last_is_loaded_unless_one_is_named(
     chat: Chat, tmp_path: Path
 ) -> None:

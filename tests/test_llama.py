@@ -814,7 +814,7 @@ def test_cuda_is_no_other_gpu(
 
 
 def test_layers_and_a_device_that_contradict_each_other(
-    tmp_path: Path, gpu: Callable[[bool], None]
+    tmp_path: Path, gpu: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tiny_onnx import write_tiny_onnx
 
@@ -834,6 +834,16 @@ def test_layers_and_a_device_that_contradict_each_other(
         Runtime.open(
             target=onnx, drafters=[str(gguf)], device="cpu", **{**options, "gpu_layers": 3}
         )
+    # Layers alone say where the GGUF model goes; also while nothing of the pair drafts.
+    gpu(True)
+    monkeypatch.setattr(llama_device, "_gpus", lambda: [("Vulkan0", "a card")])
+    for lookahead in (2, 0):
+        asked = {**options, "lookahead": lookahead, "gpu_layers": 3}
+        with Runtime.open(target=gguf, drafters=[str(onnx)], device="cpu", **asked) as runtime:
+            assert runtime.target.details["gpu_layers"] == "3"
+        asked["device"], asked["allow_cpu"] = "cuda", True  # where ONNX has none
+        with Runtime.open(target=gguf, drafters=[str(onnx)], **asked) as runtime:
+            assert runtime.target.details["gpu_layers"] == "3"
 
 
 # ----------------------------------------------------------------------------- closing and cancel
@@ -868,13 +878,13 @@ def test_closing_does_not_forget_that_the_user_cancelled(kind: str, tmp_path: Pa
 def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A build and a processor with AMX; what was done before and when llama.cpp saw its layouts."""
     done: list[str] = []
-    caches = (llama_params._withheld, llama_params._plain_layout)
+    caches = (llama_params._withheld, llama_params._settled)
     monkeypatch.delenv("EDGESPEC_AMX", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
     monkeypatch.setattr(platform, "has_amx", lambda: True)
     monkeypatch.setattr(platform, "amx_granted", lambda: False)
-    monkeypatch.setattr(llama_params, "_find_layouts", lambda: done.append("found"))
+    monkeypatch.setattr(llama_params, "_layouts", lambda: lambda: done.append("found"))
     monkeypatch.setattr(platform, "amx_withheld", lambda: contextmanager(_telling)(done))
     for function in caches:
         function.cache_clear()
@@ -905,6 +915,7 @@ def test_where_amx_was_granted_before_weights_stay_as_they_are(
     monkeypatch.setattr(platform, "amx_granted", lambda: True)
     (note,) = load_model(write_tiny(tmp_path / "tiny.gguf"), OPTIONS, CancelFlag()).notes
     assert "slower" in note and not llama_params.model_params().use_extra_bufts and not amx
+    assert llama_params.layout() == "plain"
 
 
 def test_amx_is_used_where_it_is_asked_for_or_not_there(
@@ -912,10 +923,12 @@ def test_amx_is_used_where_it_is_asked_for_or_not_there(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_AMX", "1")
     assert llama_params.model_params().use_extra_bufts and not llama_params.notes()
+    assert llama_params.layout() == "amx"
     monkeypatch.delenv("EDGESPEC_AMX")
     llama_params._withheld.cache_clear()
     monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 0 | ")
     assert llama_params.model_params().use_extra_bufts and not llama_params.notes() and not amx
+    assert llama_params.layout() == ""
 
 
 def test_an_onnx_model_is_opened_behind_that(
@@ -928,6 +941,10 @@ def test_an_onnx_model_is_opened_behind_that(
     (tmp_path / "model.onnx").touch()
     load_model(tmp_path, OPTIONS, CancelFlag())
     assert amx == ["withheld", "found", "free", "loaded"]
+    # Where llama.cpp can't be loaded, it lays out nothing.
+    monkeypatch.setattr(llama_params, "start_backend", lambda: (_ for _ in ()).throw(RuntimeError))
+    load_model(tmp_path, OPTIONS, CancelFlag())
+    assert amx[4:] == ["loaded"]
 
 
 @pytest.mark.real

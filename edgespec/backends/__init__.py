@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,9 +101,10 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
         if platform.has_amx():  # ONNX Runtime asks for it: llama.cpp has to be refused before
-            from edgespec.backends import llama_params
+            with suppress(ImportError, OSError, RuntimeError):  # a llama.cpp that can't be loaded
+                from edgespec.backends import llama_params
 
-            llama_params.settle()
+                llama_params.settle()
         from edgespec.backends import ort_load
 
         return ort_load.load(path, options, cancel)

@@ -346,6 +346,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "fingerprint": fingerprint(path),
         "llama_cpp": version("llama-cpp-python"),
         **({"gpus": gpus()} if gpu_layers else {}),
+        **({"layout": layout} if (layout := llama_params.layout()) else {}),
     }
     only_drafts = (
         "its head holds a part of its vocabulary" if narrow.read(header) is not None else ""

@@ -15,7 +15,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -24,6 +26,7 @@ from edgespec import platform
 from edgespec.backends.llama_log import start_backend
 
 _WANTED = "EDGESPEC_AMX"
+_settling = threading.Lock()
 
 
 def model_params() -> Any:
@@ -58,28 +61,42 @@ def notes() -> list[str]:
 
 @cache
 def _withheld() -> bool:
-    """Whether this build and processor have AMX and nobody asked for it."""
-    built = sys.platform == "linux" and b"AMX_INT8 = 1" in lib.llama_print_system_info()
-    return built and os.environ.get(_WANTED) != "1"
+    """Whether this build has AMX and nobody asked for it."""
+    return _built_for_amx() and os.environ.get(_WANTED) != "1"
+
+
+def _built_for_amx() -> bool:
+    return sys.platform == "linux" and b"AMX_INT8 = 1" in lib.llama_print_system_info()
+
+
+def _plain_layout() -> bool:
+    """Whether weights have to stay as they lie in their file."""
+    with _settling:
+        return _settled()
 
 
 @cache
-def _plain_layout() -> bool:
-    """Whether weights have to stay as they lie in their file.
+def _settled() -> bool:
+    """Have llama.cpp find its layouts without AMX; True where that comes too late.
 
-    So it is where something else in this process was granted AMX before: llama.cpp is then, too.
+    Something else in this process was granted AMX before then: llama.cpp is, too.
     """
     if not _withheld():
         return False
     if platform.amx_granted():
         return True
-    with platform.amx_withheld(), platform.silent_stderr():  # llama.cpp prints that it isn't ready
-        _find_layouts()
+    find_layouts = _layouts()
+    # llama.cpp prints that AMX isn't ready; what others print meanwhile comes late.
+    with platform.amx_withheld(), platform.stderr_without(b"AMX is not ready to be used!\n"):
+        find_layouts()
     return False
 
 
-def _find_layouts() -> None:
-    """Have llama.cpp see which layouts the CPU can use; it does so once. (ggml-backend.h)"""
+def _layouts() -> Callable[[], object]:
+    """A call in which llama.cpp sees which layouts the CPU can use, as it does once.
+
+    (ggml-backend.h)
+    """
     from llama_cpp._ggml import libggml
 
     cpu = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -89,5 +106,13 @@ def _find_layouts() -> None:
     registry = ctypes.c_void_p(libggml.ggml_backend_dev_backend_reg(device))
     name = b"ggml_backend_dev_get_extra_bufts"
     address = libggml.ggml_backend_reg_get_proc_address(registry, name)
-    if address:
-        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)(device)
+    if not address:  # this llama.cpp has none
+        return lambda: None
+    return partial(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address), device)
+
+
+def layout() -> str:
+    """How weights lie where that isn't as usual: "plain", "amx" or ""."""
+    if _plain_layout():
+        return "plain"
+    return "amx" if _built_for_amx() and not _withheld() else ""

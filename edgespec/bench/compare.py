@@ -107,11 +107,15 @@ class Comparison:
         return 1 if self.failed else 0 if self.judged else 2
 
 
+class NothingInCommon(ConfigError):
+    """No side of edgespec answered the same prompt in both."""
+
+
 def compare(a: Results, b: Results, level: float = LEVEL) -> Comparison:
-    """What B is against A; raises ConfigError where they have nothing in common."""
+    """What B is against A; raises NothingInCommon."""
     found = list(_differences(a, b))
     if not found:
-        raise ConfigError(
+        raise NothingInCommon(
             "these results have no pair, side of edgespec and prompts in common, so there is "
             "nothing to compare"
         )

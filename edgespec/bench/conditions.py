@@ -57,12 +57,22 @@ def _same_setting(key: str, was: Any, is_: Any) -> bool:
     if key == "device":
         return _device(was) == _device(is_)
     if key == "drafter_devices":
-        return [*map(_device, was)] == [*map(_device, is_)]
+        return len(was or ()) == len(is_ or ()) and all(map(_same_gpu, was or (), is_ or ()))
+    if key == "gpus":  # whether one is used is the device's to say
+        return not was or not is_ or bool(was == is_)
     if key == "context_size":
         return abs(int(was) - int(is_)) < ROUNDING
     if key == "gomp_spincount":  # edgespec sets it where the machine is busy at the start
         return was == is_ or {was, is_} == {None, SPINS}
     return bool(was == is_)
+
+
+def _same_gpu(was: str, is_: str) -> bool:
+    """Whether two labels name one device; an older version may not have known a GPU's name."""
+    (kind, _, name), (other, _, other_name) = (
+        _device(label).partition(": ") for label in (was, is_)
+    )
+    return kind == other and (not name or not other_name or name == other_name)
 
 
 def _device(label: str | None) -> str:

@@ -109,7 +109,8 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compare", nargs=2, type=Path, metavar=("A", "B"),
         help="measure nothing: what got worse from A to B, on the same machine with the same "
-        "models and settings; exit status 1 where anything surely did, 2 where nothing tells",
+        "models and settings; exit status 1 where anything did or can't be read, 2 where no figure "
+        "tells",
     )  # fmt: skip
 
 
@@ -258,9 +259,15 @@ def _show(results: Results, out: Path) -> int:
 
 def _compare(a: Path, b: Path) -> int:
     from edgespec.bench import compare, files
+    from edgespec.console import say
     from edgespec.terminal import printable
 
-    comparison = compare.compare(files.read([a]), files.read([b]))
+    before, after = files.read([a]), files.read([b])
+    try:
+        comparison = compare.compare(before, after)
+    except compare.NothingInCommon as nothing:
+        say(str(nothing))
+        return 2
     for line in compare.lines(comparison):
         print(printable(line))
     return comparison.status

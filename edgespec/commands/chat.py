@@ -143,4 +143,7 @@ def _settings(args: argparse.Namespace, given: Mapping[str, Any], saved: Setting
     if {"draft", "drafter", "drafters"} & given.keys():
         chosen = drafters(args)
         changes["drafters"] = None if chosen is None else tuple(chosen)
+    layers = saved.gpu_layers
+    if layers is not None and given.get("device") == ("cpu" if layers else "cuda"):
+        changes.setdefault("gpu_layers", None)  # what is saved would contradict it
     return checked(replace(saved, **changes))
