@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Collection
 from typing import Literal
 
+from edgespec.errors import ConfigError
+
 LONGEST_LOOKAHEAD = 64
 """A row of logits for each draft token has to fit into memory."""
 
@@ -177,6 +179,14 @@ def lookahead(text: str) -> int | Literal["auto"]:
     if value > LONGEST_LOOKAHEAD:
         raise argparse.ArgumentTypeError(f"{value} is above {LONGEST_LOOKAHEAD}")
     return value
+
+
+def check_lookahead(lookahead: int) -> None:
+    """Raises ConfigError where a fixed lookahead can't be asked for."""
+    if lookahead < 0:
+        raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
+    if lookahead > LONGEST_LOOKAHEAD:
+        raise ConfigError(f"lookahead must be at most {LONGEST_LOOKAHEAD}, not {lookahead}")
 
 
 def _whole_number(text: str, least: int, wrong: str = "no whole number") -> int:

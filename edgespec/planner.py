@@ -12,7 +12,7 @@ from typing import Protocol
 
 from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
-from edgespec.options import LONGEST_LOOKAHEAD
+from edgespec.options import check_lookahead
 from edgespec.sampling import Sampler
 from edgespec.session import Logits, TokenIds
 from edgespec.verify import NO_DRAFT, Draft, Verdict, checked
@@ -79,14 +79,6 @@ class Planner(Protocol):
     def status(self) -> PlannerStatus:
         """What it is doing just now."""
         ...
-
-
-def check_lookahead(lookahead: int) -> None:
-    """Raises ConfigError where it can't be asked for."""
-    if lookahead < 0:
-        raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
-    if lookahead > LONGEST_LOOKAHEAD:
-        raise ConfigError(f"lookahead must be at most {LONGEST_LOOKAHEAD}, not {lookahead}")
 
 
 _SURE = 4.0  # tokens that a lookup must have matched to go before a model

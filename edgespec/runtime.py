@@ -41,7 +41,8 @@ from edgespec.opening import (
     make_planner,
     rounding_notes,
 )
-from edgespec.planner import FixedPlanner, Planner, PlannerStatus, check_lookahead
+from edgespec.options import check_lookahead
+from edgespec.planner import FixedPlanner, Planner, PlannerStatus
 from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.errors import ConfigError
-from edgespec.options import LONGEST_LOOKAHEAD
+from edgespec.options import check_lookahead
 from edgespec.terminal import printable
 from edgespec.tui.messages import Settings
 
@@ -92,10 +92,8 @@ def checked(settings: Settings) -> Settings:
         value = getattr(settings, key)
         if isinstance(value, int) and value < least:
             raise ConfigError(f"{key} must be {least} or more, not {value}")
-    if isinstance(settings.lookahead, int) and settings.lookahead > LONGEST_LOOKAHEAD:
-        raise ConfigError(
-            f"lookahead must be at most {LONGEST_LOOKAHEAD}, not {settings.lookahead}"
-        )
+    if isinstance(settings.lookahead, int):
+        check_lookahead(settings.lookahead)
     for text in (settings.system, *(settings.drafters or ())):
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise ConfigError("the system prompt and drafters must be whole Unicode text")
