@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from tui_fakes import Script, Stage, say, settled, stage  # noqa: E402
 
-from edgespec import platform  # noqa: E402
+from edgespec.platform import memory  # noqa: E402
 from edgespec.tui.messages import Preferences  # noqa: E402
 
 QUESTION = "Why is speculative decoding exact? Show it in a few lines of Python."
@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    platform.resident_memory = lambda: 412_000_000
+    memory.resident_memory = lambda: 412_000_000
     stale = []
     for name, preferences in PICTURES.items():
         script = Script(answers=[ANSWER], lengths=(1, 4, 6, 3, 1, 5, 2, 8), seconds=0.08)

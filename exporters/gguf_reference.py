@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edgespec.errors import ExportError
 from edgespec.exporters import transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
-from edgespec.platform import total_memory
+from edgespec.platform.memory import total_memory
 from edgespec.units import human_bytes
 
 

@@ -17,7 +17,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     Neither has one with AMX.
     """
     monkeypatch.setattr("edgespec.platform.gpu_maker", lambda: "")
-    monkeypatch.setattr("edgespec.platform.has_amx", lambda: False)
+    monkeypatch.setattr("edgespec.platform.amx.present", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,8 @@ from edgespec.bench.sides import RuntimeSide, Setting, settings
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, EdgespecError
-from edgespec.platform import EnergyMeter, cpu_name
+from edgespec.platform import cpu_name
+from edgespec.platform.energy import EnergyMeter
 from edgespec.sampling import GREEDY, SamplingParams
 from edgespec.terminal import columns
 from edgespec.text import TextStream

@@ -53,6 +53,7 @@ ONLY_IN = {
                 "_blocks",
                 "_probe",
                 "_params",
+                "_ggml",
             )
         ),
         "exporters.quantise",

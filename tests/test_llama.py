@@ -39,6 +39,7 @@ from edgespec.backends import (
     llama_tokenizer,
     load_model,
 )
+from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama_device import choose_layers
 from edgespec.backends.llama_probe import vocabulary
 from edgespec.bench.identity import identity
@@ -52,6 +53,7 @@ from edgespec.errors import (
 )
 from edgespec.gguf import GGUFHeader, TensorInfo
 from edgespec.gguf_parts import read_model
+from edgespec.platform import amx as amx_of_system
 from edgespec.registry import size_on_disk
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY
@@ -772,18 +774,18 @@ def test_what_fails_on_the_cpu_too_is_told_as_that(
 
 
 def test_gpus_are_named_with_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_device, "_GPU_TYPES", (0,))  # the CPU, which every build has
+    monkeypatch.setattr(ggml, "GPUS", (ggml.CPU,))  # the CPU, which every build has
     assert re.fullmatch(r"CPU: .+", llama_device.gpus())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asks dladdr, and there it would fail anyway")
-def test_functions_of_gpus_are_looked_for_in_the_library_that_has_them() -> None:
+def test_functions_of_ggml_are_looked_for_in_the_library_that_has_them() -> None:
     # Windows finds a function in no other; dlsym looks into the libraries that one needs as well.
-    found = iter(llama_device._functions())
     where = (ctypes.c_char_p * 4)()  # Dl_info, which begins with the file's name
-    for library, functions in llama_device._FUNCTIONS.items():
-        for name, function in zip(functions, found, strict=False):
-            assert ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), where)
+    for library, functions in ggml.FUNCTIONS.items():
+        for name in functions:
+            address = ctypes.cast(ggml.function(name), ctypes.c_void_p)
+            assert ctypes.CDLL(None).dladdr(address, where)
             assert Path(os.fsdecode(where[0])).name.split(".")[0] == f"lib{library}", name
 
 
@@ -882,10 +884,10 @@ def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.delenv("EDGESPEC_AMX", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
-    monkeypatch.setattr(platform, "has_amx", lambda: True)
-    monkeypatch.setattr(platform, "amx_granted", lambda: False)
+    monkeypatch.setattr(amx_of_system, "present", lambda: True)
+    monkeypatch.setattr(amx_of_system, "granted", lambda: False)
     monkeypatch.setattr(llama_params, "_layouts", lambda: lambda: done.append("found"))
-    monkeypatch.setattr(platform, "amx_withheld", lambda: contextmanager(_telling)(done))
+    monkeypatch.setattr(amx_of_system, "withheld", lambda: contextmanager(_telling)(done))
     for function in caches:
         function.cache_clear()
     yield done
@@ -912,7 +914,7 @@ def test_weights_are_never_laid_out_for_amx(amx: list[str], tmp_path: Path) -> N
 def test_where_amx_was_granted_before_weights_stay_as_they_are(
     amx: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platform, "amx_granted", lambda: True)
+    monkeypatch.setattr(amx_of_system, "granted", lambda: True)
     (note,) = load_model(write_tiny(tmp_path / "tiny.gguf"), OPTIONS, CancelFlag()).notes
     assert "slower" in note and not llama_params.model_params().use_extra_bufts and not amx
     assert llama_params.layout() == "plain"

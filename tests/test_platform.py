@@ -14,7 +14,8 @@ import pytest
 from edgespec import platform
 from edgespec.errors import ConfigError
 from edgespec.platform import gpu_maker as GPU_MAKER  # noqa: N812 - tests stand for no GPU
-from edgespec.platform import has_amx as HAS_AMX  # noqa: N812 - and for no AMX
+from edgespec.platform.amx import present as HAS_AMX  # noqa: N812 - and for no AMX
+from edgespec.platform.memory import total_memory
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -126,7 +127,7 @@ def test_a_pinned_process_counts_its_own_cpus() -> None:
 
 
 def test_memory_and_functions_of_the_c_library() -> None:
-    memory = platform.total_memory()
+    memory = total_memory()
     assert memory is None or memory > 1 << 28
     assert platform.c_function("strlen") != platform.c_function("abs") != 0
 
@@ -268,14 +269,14 @@ def test_a_native_line_is_left_out_of_stderr(capfd: pytest.CaptureFixture[str]) 
 
 _AMX = """
 import ctypes
-from edgespec import platform
+from edgespec.platform import amx
 
 def asks():
     return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0  # ARCH_REQ_XCOMP_PERM, the tiles
 
-with platform.amx_withheld():
-    print(asks(), platform.amx_granted())
-print(platform.amx_granted(), asks() is platform.amx_granted())
+with amx.withheld():
+    print(asks(), amx.granted())
+print(amx.granted(), asks() is amx.granted())
 """
 
 

@@ -23,7 +23,7 @@ Prepare = Callable[[Any], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process takes differs from machine to machine."""
-    monkeypatch.setattr("edgespec.platform.resident_memory", lambda: 412_000_000)
+    monkeypatch.setattr("edgespec.platform.memory.resident_memory", lambda: 412_000_000)
 
 
 @pytest.fixture

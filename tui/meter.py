@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgespec import platform
+from edgespec.platform import memory
 from edgespec.tui.messages import DrafterFigures, Figures, Origin, Piece
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Meter:
         self._run = 0  # accepted tokens of the round that isn't over yet
         self._first = True
         self._marks: deque[tuple[float, int]] = deque()  # decode seconds and tokens, of late
-        self._memory = platform.resident_memory()
+        self._memory = memory.resident_memory()
         self._snapshots = 0
 
     def count(self, origins: Sequence[Origin]) -> None:
@@ -58,7 +58,7 @@ class Meter:
         status = runtime.status()
         self._snapshots += 1
         if self._snapshots % _MEMORY_EVERY == 0 or rounds_over:
-            self._memory = platform.resident_memory()
+            self._memory = memory.resident_memory()
         return Figures(
             turn=self._turn,
             tokens=counters.tokens,

@@ -15,6 +15,7 @@ from pathlib import Path
 from edgespec import platform
 from edgespec.errors import ConfigError, EdgespecError, ModelError, ModelFormatError
 from edgespec.options import DEVICES
+from edgespec.platform import amx
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
@@ -100,7 +101,7 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
 
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
-        if platform.has_amx():  # ONNX Runtime asks for it: llama.cpp has to be refused before
+        if amx.present():  # ONNX Runtime asks for it: llama.cpp has to be refused before
             with suppress(ImportError, OSError, RuntimeError):  # a llama.cpp that can't be loaded
                 from edgespec.backends import llama_params
 

@@ -7,7 +7,6 @@ with nothing left out gives what the model gives.
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
-from llama_cpp._ctypes_extensions import load_shared_library
 
 from edgespec.backends import LoadOptions
+from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama import LlamaSession, NativeModel
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
@@ -49,7 +48,7 @@ class Ablation:
         self._without: Collection[int] = ()
         self._data: npt.NDArray[np.uint8] = np.empty(0, np.uint8)  # what the last block gave
         self._seen: set[int] = set()
-        self._native = _Native()
+        self._tensors = _Tensors()
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_tensor)
         self._model = NativeModel(path, 0)
         try:
@@ -94,7 +93,7 @@ class Ablation:
 
     def _on_tensor(self, tensor: Any, ask: bool, _: Any) -> bool:
         """Native code asks whether we want to see a tensor, and then shows it."""
-        named = _OUT.fullmatch(self._native.name(tensor))
+        named = _OUT.fullmatch(self._tensors.name(tensor))
         if named is None:
             return not ask  # False would stop the pass
         block = int(named[1])
@@ -103,27 +102,20 @@ class Ablation:
             return block in self._without or block + 1 in self._without
         if block in self._without:
             # The last block gives only the rows that are asked for, the newest, if any.
-            begin = len(self._data) - self._native.nbytes(tensor)
-            self._native.write(tensor, self._data[begin:])
+            begin = len(self._data) - self._tensors.nbytes(tensor)
+            self._tensors.write(tensor, self._data[begin:])
         else:
-            self._data = self._native.read(tensor)
+            self._data = self._tensors.read(tensor)
         return True
 
 
-class _Native:
-    """The few functions of ggml that look into a tensor."""
+class _Tensors:
+    """Looks into a tensor of ggml's and changes what is in it."""
 
     def __init__(self) -> None:
-        folder = Path(lib.__file__).parent / "lib"
-        base = load_shared_library("ggml-base", folder)
-        self.name = base.ggml_get_name
-        self.name.argtypes, self.name.restype = [ctypes.c_void_p], ctypes.c_char_p
-        self.nbytes = base.ggml_nbytes
-        self.nbytes.argtypes, self.nbytes.restype = [ctypes.c_void_p], ctypes.c_size_t
-        self._get, self._set = base.ggml_backend_tensor_get, base.ggml_backend_tensor_set
-        for function in (self._get, self._set):
-            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-            function.restype = None
+        self.name, self.nbytes = ggml.function("ggml_get_name"), ggml.function("ggml_nbytes")
+        self._get = ggml.function("ggml_backend_tensor_get")
+        self._set = ggml.function("ggml_backend_tensor_set")
 
     def read(self, tensor: Any) -> npt.NDArray[np.uint8]:
         data = np.empty(self.nbytes(tensor), np.uint8)

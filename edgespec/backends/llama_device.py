@@ -7,38 +7,18 @@ stand in, and then the user is told, as where nothing was named and a GPU isn't 
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Sequence
-from ctypes import c_char_p, c_int, c_size_t, c_void_p
-from pathlib import Path
-from typing import Any
 
 import llama_cpp.llama_cpp as lib
-from llama_cpp._ctypes_extensions import load_shared_library
 
 from edgespec import platform
 from edgespec.backends import LoadOptions
+from edgespec.backends import llama_ggml as ggml
 from edgespec.errors import ConfigError
 
 _ALL_LAYERS = 999
-_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 _FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_VULKAN=on", "Apple": "-DGGML_METAL=on"}
 _NO_GPU = "this llama.cpp was built without GPU support"
-
-
-# Which library of llama.cpp's has what of ggml-backend.h: Windows looks into no other.
-_FUNCTIONS: dict[str, dict[str, tuple[type | None, Sequence[type]]]] = {
-    "ggml": {
-        "ggml_backend_dev_count": (c_size_t, ()),
-        "ggml_backend_dev_get": (c_void_p, (c_size_t,)),
-    },
-    "ggml-base": {
-        "ggml_backend_dev_type": (c_int, (c_void_p,)),
-        "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
-        "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
-    },
-}
 
 
 def gpus() -> str:
@@ -52,28 +32,16 @@ def gpus() -> str:
 def _gpus() -> list[tuple[str, str]]:
     """The name and the description of each."""
     try:
-        count, get, kind, *names = _functions()
+        get, kind = ggml.function("ggml_backend_dev_get"), ggml.function("ggml_backend_dev_type")
+        texts = [ggml.function(f"ggml_backend_dev_{text}") for text in ("name", "description")]
+        devices = [get(at) for at in range(ggml.function("ggml_backend_dev_count")())]
     except (AttributeError, OSError, RuntimeError):
         return []
-    devices = [get(at) for at in range(count())]
     return [
-        (names[0](device).decode("utf-8", "replace"), names[1](device).decode("utf-8", "replace"))
+        tuple(text(device).decode("utf-8", "replace") for text in texts)
         for device in devices
-        if kind(device) in _GPU_TYPES
+        if kind(device) in ggml.GPUS
     ]
-
-
-@functools.cache  # each loading of a library makes Windows' PATH longer
-def _functions() -> list[Any]:
-    folder = Path(lib.__file__).parent / "lib"
-    found = []
-    for library, functions in _FUNCTIONS.items():
-        loaded = load_shared_library(library, folder)
-        for name, (result, arguments) in functions.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-            found.append(function)
-    return found
 
 
 def _instead_of_cuda() -> str:

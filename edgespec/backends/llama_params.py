@@ -22,8 +22,9 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec import platform
+from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama_log import start_backend
+from edgespec.platform import amx, stderr_without
 
 _WANTED = "EDGESPEC_AMX"
 _settling = threading.Lock()
@@ -45,7 +46,7 @@ def settle() -> None:
 
 def notes() -> list[str]:
     """What a person whose models run on the CPU should know of it."""
-    if not (_withheld() and platform.has_amx()):
+    if not (_withheld() and amx.present()):
         return []
     cost = ""
     if _plain_layout():
@@ -83,29 +84,21 @@ def _settled() -> bool:
     """
     if not _withheld():
         return False
-    if platform.amx_granted():
+    if amx.granted():
         return True
     find_layouts = _layouts()
     # llama.cpp prints that AMX isn't ready; what others print meanwhile comes late.
-    with platform.amx_withheld(), platform.stderr_without(b"AMX is not ready to be used!\n"):
+    with amx.withheld(), stderr_without(b"AMX is not ready to be used!\n"):
         find_layouts()
     return False
 
 
 def _layouts() -> Callable[[], object]:
-    """A call in which llama.cpp sees which layouts the CPU can use, as it does once.
-
-    (ggml-backend.h)
-    """
-    from llama_cpp._ggml import libggml
-
-    cpu = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
-    for function in ("dev_by_type", "dev_backend_reg", "reg_get_proc_address"):
-        getattr(libggml, f"ggml_backend_{function}").restype = ctypes.c_void_p
-    device = ctypes.c_void_p(libggml.ggml_backend_dev_by_type(cpu))
-    registry = ctypes.c_void_p(libggml.ggml_backend_dev_backend_reg(device))
+    """A call in which llama.cpp sees which layouts the CPU can use, as it does once."""
+    device = ggml.function("ggml_backend_dev_by_type")(ggml.CPU)
+    registry = ggml.function("ggml_backend_dev_backend_reg")(device)
     name = b"ggml_backend_dev_get_extra_bufts"
-    address = libggml.ggml_backend_reg_get_proc_address(registry, name)
+    address = ggml.function("ggml_backend_reg_get_proc_address")(registry, name)
     if not address:  # this llama.cpp has none
         return lambda: None
     return partial(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address), device)

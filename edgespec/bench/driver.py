@@ -27,6 +27,7 @@ from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
+from edgespec.platform.memory import total_memory
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, Rule, SamplingParams
@@ -81,7 +82,7 @@ def begin(writer: Writer, command: Sequence[str]) -> None:
     machine = {
         "cpu": platform.cpu_name(),
         "usable_cpus": platform.usable_cpus(),
-        "memory_bytes": platform.total_memory(),
+        "memory_bytes": total_memory(),
         "system": sys.platform,
     }
     began = datetime.now(UTC).isoformat(timespec="seconds")

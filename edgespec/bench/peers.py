@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from edgespec.bench.identity import script_hash
 from edgespec.bench.record import Answer, one_line
 from edgespec.errors import ConfigError, EdgespecError
-from edgespec.platform import EnergyMeter, users_environment
+from edgespec.platform import users_environment
+from edgespec.platform.energy import EnergyMeter
 from edgespec.sampling import SamplingParams
 
 _N = TypeVar("_N", int, float)

@@ -21,7 +21,7 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ModelError
 from edgespec.planner import FixedPlanner, Outcome, Planner, PlannerStatus
-from edgespec.platform import EnergyMeter
+from edgespec.platform.energy import EnergyMeter
 from edgespec.runtime import Runtime
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.session import TokenIds

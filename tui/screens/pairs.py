@@ -17,7 +17,7 @@ from textual.content import Content
 from textual.widgets import Footer, OptionList, Rule, Static
 
 from edgespec.errors import EdgespecError
-from edgespec.platform import total_memory
+from edgespec.platform.memory import total_memory
 from edgespec.tui.messages import Choice
 from edgespec.tui.pairs import PairInfo, check_file, list_pairs
 from edgespec.tui.screens.ask import AskText, Confirm

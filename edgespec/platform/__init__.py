@@ -77,72 +77,6 @@ def _quotas_upwards(base: Path, path: str, quota_file: str, period_file: str | N
     return found
 
 
-def total_memory() -> int | None:
-    """Bytes of physical memory, where the system tells."""
-    try:
-        if sys.platform == "win32":
-            return _windows_memory()
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _windows_memory() -> int | None:
-    import ctypes
-
-    class Status(ctypes.Structure):
-        _fields_ = [
-            ("length", ctypes.c_ulong),
-            ("load", ctypes.c_ulong),
-            *((name, ctypes.c_ulonglong) for name in ("total", "free", "a", "b", "c", "d", "e")),
-        ]
-
-    status = Status(length=ctypes.sizeof(Status))
-    kernel32 = ctypes.CDLL("kernel32")
-    return int(status.total) if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
-
-
-def resident_memory() -> int | None:
-    """Bytes of memory that this process holds now, where the system tells."""
-    try:
-        if sys.platform == "win32":
-            return _windows_working_set()
-        if sys.platform == "darwin":
-            return _mac_resident()
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, IndexError, OSError):
-        return None
-
-
-def _windows_working_set() -> int | None:
-    import ctypes
-
-    class Counters(ctypes.Structure):
-        _fields_ = [
-            ("size", ctypes.c_ulong),
-            ("faults", ctypes.c_ulong),
-            *((name, ctypes.c_size_t) for name in ("peak", "now", *"abcdef")),
-        ]
-
-    counters = Counters(size=ctypes.sizeof(Counters))
-    kernel32 = ctypes.CDLL("kernel32")
-    kernel32.GetCurrentProcess.restype = ctypes.c_void_p
-    told = kernel32.K32GetProcessMemoryInfo(
-        ctypes.c_void_p(kernel32.GetCurrentProcess()), ctypes.byref(counters), counters.size
-    )
-    return int(counters.now) if told else None
-
-
-def _mac_resident() -> int | None:
-    """By `proc_pidinfo` with PROC_PIDTASKINFO (4), whose second field is the resident size."""
-    import ctypes
-
-    info = (ctypes.c_uint64 * 12)()
-    size = ctypes.CDLL(None).proc_pidinfo(os.getpid(), 4, ctypes.c_uint64(0), info, 96)
-    return int(info[1]) if size == 96 else None
-
-
 def expanded(path: Path | str) -> Path:
     """The path with its `~` or `~name` replaced by that home folder.
 
@@ -323,58 +257,6 @@ def _holds_anything(path: Path) -> bool:
         return False
 
 
-def has_amx() -> bool:
-    """Whether the processor has AMX, Intel's instructions for matrix tiles (Linux tells)."""
-    try:
-        return " amx_int8" in Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except (OSError, ValueError):
-        return False
-
-
-_AMX_TILES = 18  # XFEATURE_XTILEDATA
-_ARCH_PRCTL = 158  # on x86-64
-
-
-def amx_granted() -> bool:
-    """Whether Linux lets this process use AMX's tiles already: something in it has asked.
-
-    (https://docs.kernel.org/arch/x86/xstate.html)
-    """
-    import ctypes
-
-    if sys.platform != "linux":
-        return False
-    granted, get_permissions = ctypes.c_uint64(0), 0x1022  # ARCH_GET_XCOMP_PERM
-    call = ctypes.CDLL(None).syscall
-    failed = call(_ARCH_PRCTL, get_permissions, ctypes.byref(granted))
-    return not failed and bool(granted.value >> _AMX_TILES & 1)
-
-
-@contextmanager
-def amx_withheld() -> Iterator[None]:
-    """Within, Linux refuses AMX to whatever in this process asks for it.
-
-    It does so as long as some thread's stack for signals is too small for the state of the tiles;
-    here this thread's is.
-    """
-    import ctypes
-
-    class Stack(ctypes.Structure):  # stack_t, see sigaltstack(2)
-        _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
-
-    if sys.platform != "linux":
-        yield
-        return
-    room = ctypes.create_string_buffer(8192)  # enough for a signal's frame without tiles
-    before, small = Stack(), Stack(ctypes.addressof(room), 0, len(room))
-    sigaltstack = ctypes.CDLL(None).sigaltstack
-    sigaltstack(ctypes.byref(small), ctypes.byref(before))
-    try:
-        yield
-    finally:
-        sigaltstack(ctypes.byref(before), None)
-
-
 @contextmanager
 def stderr_without(line: bytes) -> Iterator[None]:
     """Within, what native code prints on stderr waits for the end, and comes without `line`.
@@ -397,47 +279,3 @@ def stderr_without(line: bytes) -> Iterator[None]:
             while printed:
                 printed = printed[os.write(kept, printed) :]
             os.close(kept)
-
-
-class EnergyMeter:
-    """The processor packages' energy since it was made (Linux: powercap's RAPL counters).
-
-    Most systems let only the superuser read them, and other systems have no such file at all.
-    """
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        # intel-rapl:0 is a package (AMD's too); intel-rapl:0:0 a part of it, counted already.
-        folder = root / "sys/class/powercap"
-        zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
-        self._zones = [
-            zone for zone in zones
-            if zone.name.count(":") == 1 and _text_of(zone / "name").startswith("package")
-        ]  # fmt: skip
-        self._last = {zone: _number_in(zone / "energy_uj") for zone in self._zones}
-        self._joules = 0.0
-
-    def joules(self) -> float | None:
-        """Joules since the meter was made; None where they aren't told."""
-        if not self._zones or None in self._last.values():
-            return None
-        for zone, last in self._last.items():
-            now = _number_in(zone / "energy_uj")
-            if now is None or last is None:
-                return None
-            # A counter that is smaller than before has begun again.
-            around = 0 if now >= last else _number_in(zone / "max_energy_range_uj") or 0
-            self._joules += max(0, now - last + around) / 1e6
-            self._last[zone] = now
-        return self._joules
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _number_in(file: Path) -> int | None:
-    text = _text_of(file)
-    return int(text) if text.isdigit() else None
