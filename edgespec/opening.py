@@ -6,7 +6,7 @@ Invariant: whatever can't work is found here, before the first token, and said i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -131,30 +131,32 @@ def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
     return sources.fetch(spec)
 
 
-def gguf_options(
-    target: Path, drafters: Sequence[str], options: LoadOptions
-) -> tuple[LoadOptions, list[str]]:
-    """The options of a pair's GGUF models, and what to tell of `gpu_layers`.
+def options_by_file(
+    target: Path, drafters: Iterable[str], options: LoadOptions
+) -> tuple[dict[Path, LoadOptions], list[str]]:
+    """How each file of a pair is loaded, and what to tell of `gpu_layers`.
 
     `drafters` are all that were asked for, used or not. In a pair with an ONNX model `gpu_layers`
     alone says where the GGUF one goes, and `device` where the ONNX one does. Raises ConfigError
     where the two contradict each other, as they can without ONNX models.
     """
+    files = [target, *(Path(drafter) for drafter in drafters if drafter not in (LOOKUP, MODEL))]
+    alike = dict.fromkeys(files, options)
     layers = options.gpu_layers
     if layers is None:
-        return options, []
-    files = [target, *(Path(drafter) for drafter in drafters if drafter != LOOKUP)]
-    onnx = [is_onnx(file) for file in files]
-    if all(onnx):
+        return alike, []
+    onnx = {file for file in alike if is_onnx(file)}
+    if onnx == alike.keys():
         told = "--gpu-layers does nothing here, for it is for GGUF models: ONNX has --device"
-        return options, [told]
-    if any(onnx):
-        return replace(options, device="auto"), []
+        return alike, [told]
+    if onnx:
+        by_layers = replace(options, device="auto")
+        return {file: options if file in onnx else by_layers for file in files}, []
     if options.device == ("cpu" if layers else "cuda"):
         raise ConfigError(
             f"--device {options.device} and --gpu-layers {layers} contradict each other: drop one"
         )
-    return options, []
+    return alike, []
 
 
 def rounding_notes(target: Model, drafters: Sequence[Drafter]) -> list[str]:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.backends import LoadOptions, is_onnx, load_model
+from edgespec.backends import LoadOptions, load_model
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
@@ -36,9 +36,9 @@ from edgespec.opening import (
     check_drafter,
     check_target,
     find_files,
-    gguf_options,
     load_drafter,
     make_planner,
+    options_by_file,
     rounding_notes,
 )
 from edgespec.options import check_lookahead
@@ -157,6 +157,8 @@ class Runtime:
             raise ConfigError("give a pair or a target file, not both")
         if lookahead != AUTO:
             check_lookahead(lookahead)
+        if isinstance(drafters, str):
+            drafters = [drafters]
         options = LoadOptions(
             context_size,
             threads=threads,
@@ -165,13 +167,9 @@ class Runtime:
             allow_cpu=allow_cpu,
         )
         target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
-        gguf, notes = gguf_options(target_path, [*named, *(drafters or ())], options)
-
-        def options_of(path: Path) -> LoadOptions:
-            return options if is_onnx(path) else gguf
-
+        by_file, notes = options_by_file(target_path, [*named, *(drafters or ())], options)
         cancel = CancelFlag()
-        model = load_model(target_path, options_of(target_path), cancel)
+        model = load_model(target_path, by_file[target_path], cancel)
         loaded: list[Drafter] = []
         try:
             check_target(model)
@@ -180,7 +178,7 @@ class Runtime:
                     loaded.append(LookupDrafter())
                 else:
                     path = Path(name)
-                    loaded.append(load_drafter(model, path, options_of(path), cancel, notes))
+                    loaded.append(load_drafter(model, path, by_file[path], cancel, notes))
             notes += rounding_notes(model, loaded)
             planner, keep = make_planner(
                 model, loaded, lookahead, cancel, report, measure_again, on_pass

@@ -177,7 +177,7 @@ def make(
         raise ConfigError("nothing is to be cut: name --layers, --vocab or --quant")
     need += rewrite.nbytes * (2 if quantised and rewrite.changes else 1)
     wanted = {
-        "source": fingerprint(source),
+        "source": fingerprint([source]),
         "blocks": variant.blocks,
         "kept": None if variant.kept is None else variant.kept.tolist(),
         "quant": variant.quant,

@@ -111,7 +111,7 @@ def narrow_head(draft: Rewrite, kept: Ids, *, small_table: bool) -> None:
     # llama.cpp takes rows of Gemma 3 for those of pictures, which it doesn't scale.
     scale = math.sqrt(width) if architecture == "gemma3" else 1.0
     draft.metadata[narrow.SCALE] = (scale, Kind.FLOAT32, None)
-    draft.set_text(narrow.SOURCE, fingerprint(header.path))
+    draft.set_text(narrow.SOURCE, fingerprint([header.path]))
 
 
 def table_bytes(header: GGUFHeader, *, small_table: bool) -> int:

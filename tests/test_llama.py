@@ -30,7 +30,7 @@ from tiny_gguf import (
     write_tiny,
 )
 
-from edgespec import platform
+from edgespec import backends, platform
 from edgespec.backends import (
     LoadOptions,
     llama,
@@ -369,10 +369,28 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     before = identity(first)
     files[1].write_bytes(files[1].read_bytes()[:-1] + b"!")
     assert identity(first) != before
+    other = load_model(first, OPTIONS, CancelFlag())
+    assert other.details["fingerprint"] != model.details["fingerprint"]
+    other.close()
     with vocabulary(first) as native:
         assert native.encode("a")
     model.close()
     whole.close()
+
+
+def test_siblings_are_told_apart_by_the_end_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin with the same vocabulary, which can be many megabytes."""
+    monkeypatch.setattr(backends, "_PART", 64)
+    path = write_tiny(tmp_path / "tiny.gguf")
+    sibling = tmp_path / "sibling.gguf"
+    sibling.write_bytes(path.read_bytes()[:-1] + b"!")
+    models = [load_model(file, OPTIONS, CancelFlag()) for file in (path, path, sibling)]
+    one, again, other = (model.details["fingerprint"] for model in models)
+    assert one == again != other
+    for model in models:
+        model.close()
 
 
 def test_parts_that_are_no_model(tmp_path: Path) -> None:
@@ -830,8 +848,9 @@ def test_layers_and_a_device_that_contradict_each_other(
     with Runtime.open(target=gguf, device="cpu", **options) as runtime:
         assert not any("--gpu-layers" in note for note in runtime.notes)
     onnx = write_tiny_onnx(tmp_path / "onnx")
-    with Runtime.open(target=onnx, device="cpu", **options) as runtime:
-        assert any(note.startswith("--gpu-layers does nothing here") for note in runtime.notes)
+    for alone in (None, "lookup", ["lookup"]):
+        with Runtime.open(target=onnx, drafters=alone, device="cpu", **options) as runtime:
+            assert any(note.startswith("--gpu-layers does nothing here") for note in runtime.notes)
     with pytest.raises(ConfigError, match="leave --gpu-layers out"):  # the GGUF drafter's own word
         Runtime.open(
             target=onnx, drafters=[str(gguf)], device="cpu", **{**options, "gpu_layers": 3}

@@ -98,7 +98,7 @@ def test_text_of_a_setting_reads_back(settings: Settings) -> None:
         ("top_p", "1.5", "between 0 and 1"),
         ("rule", "[red]x", "rejection or reproducible"),
         ("lookahead", "some", "a whole number or auto"),
-        ("lookahead", "-1", "0 or more"),
+        ("lookahead", "-1", "0 (plain decoding) or more"),
         ("lookahead", "65", "at most 64"),
         ("max_tokens", "0", "1 or more"),
         ("context_size", "0", "1 or more"),

@@ -76,7 +76,7 @@ FIELDS = (
 """Every setting, in the order of a form."""
 
 BY_KEY = {field.key: field for field in FIELDS}
-_LEAST = {"max_tokens": 1, "context_size": 1, "threads": 1, "gpu_layers": 0, "lookahead": 0}
+_LEAST = {"max_tokens": 1, "context_size": 1, "threads": 1, "gpu_layers": 0}
 
 
 def sampling(settings: Settings) -> SamplingParams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from edgespec.platform import amx
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
+
+_PART = 1 << 20  # bytes of a file's start and of its end that tell it from others
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,20 @@ class LoadOptions:
         return self.threads or platform.usable_cpus()
 
 
-def fingerprint(path: Path) -> str:
-    """Tells model files apart by size and first megabyte, without reading gigabytes."""
-    with path.open("rb") as file:
-        head = file.read(1 << 20)
-    return f"{path.stat().st_size}-{hashlib.sha256(head).hexdigest()[:16]}"
+def fingerprint(files: Iterable[Path]) -> str:
+    """Tells models apart by the sizes of their files and the start and end of each.
+
+    The start of a GGUF file can be the vocabulary alone, which a model shares with its siblings.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{size}:".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_PART))
+            file.seek(max(0, size - _PART))
+            digest.update(file.read())
+    return digest.hexdigest()[:32]
 
 
 def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Model:

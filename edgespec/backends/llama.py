@@ -343,7 +343,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         "gpu_layers": str(gpu_layers),
         "threads": str(threads),
         "architecture": header.architecture,
-        "fingerprint": fingerprint(path),
+        "fingerprint": fingerprint(part.path for part in parts),
         "llama_cpp": version("llama-cpp-python"),
         **({"gpus": gpus()} if gpu_layers else {}),
         **({"layout": layout} if (layout := llama_params.layout()) else {}),

@@ -6,7 +6,6 @@ where the graph lies and in who names the end tokens. Invariant: nothing here re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends import onnx_rotation
+from edgespec.backends import fingerprint, onnx_rotation
 from edgespec.errors import ModelFormatError
 from edgespec.not_gguf import LFS_POINTER
 from edgespec.registry import graph_files
 
 _MAIN = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
-_HEAD_BYTES = 1 << 20
 # config.json's names for how far a layer looks back: Mistral's, Llama 4's, GPT-Neo's.
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 
@@ -127,16 +125,8 @@ class OnnxFolder:
             raise ModelFormatError(f"{name} of {self.name} can't be read: {error}") from error
 
     def fingerprint(self) -> str:
-        """Tells models apart: sizes of graph and weights, and the start and end of each."""
-        digest = hashlib.sha256()
-        for path in graph_files(self.graph):
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(_HEAD_BYTES))
-                file.seek(max(0, size - _HEAD_BYTES))
-                digest.update(file.read())
-        return digest.hexdigest()[:32]
+        """See `backends.fingerprint`: of the graph and its weights."""
+        return fingerprint(graph_files(self.graph))
 
 
 def find(path: Path) -> OnnxFolder | None:
