@@ -17,6 +17,7 @@ from edgespec import platform
 from edgespec.errors import ConfigError, EdgespecError, ModelError, ModelFormatError
 from edgespec.options import DEVICES
 from edgespec.platform import amx
+from edgespec.platform.huge_pages import huge_pages
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
@@ -89,7 +90,8 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
     """
     path = platform.expanded(path)
     try:
-        return _load(path, options, cancel)
+        with huge_pages():
+            return _load(path, options, cancel)
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
     except MemoryError as error:
