@@ -96,6 +96,17 @@ def test_new_memory_lies_in_huge_pages_and_old_doesn_t(
 
 
 @pytest.mark.skipif(not ON_REQUEST, reason="this system gives no huge pages on request")
+def test_nothing_is_brought_together_for_whoever_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_EVERY", 1e6)
+    with huge_pages(lambda: True):
+        new = _memory()
+        _write(new)
+    assert _smaps(new)[0] == 0
+
+
+@pytest.mark.skipif(not ON_REQUEST, reason="this system gives no huge pages on request")
 def test_what_fails_within_goes_on() -> None:
     threads = threading.active_count()
     with pytest.raises(ValueError, match="no model"), huge_pages():

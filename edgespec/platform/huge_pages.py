@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -31,12 +31,12 @@ _ADVISE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE, see madvise(2)
 
 
 @contextmanager
-def huge_pages() -> Iterator[None]:
+def huge_pages(stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Within, memory that this process takes is asked to lie in huge pages.
 
     What is asked for before it is written to costs nothing. What was written already is copied at
-    the end, in some seconds at most, where Linux can (6.1 or later). Nothing is done where the
-    system gives huge pages to all memory or to none.
+    the end, in some seconds at most and until `stopped`, where Linux can (6.1 or later). Nothing is
+    done where the system gives huge pages to all memory or to none.
     """
     before = _memory() if _on_request() else []
     if not before:
@@ -62,7 +62,7 @@ def huge_pages() -> Iterator[None]:
     finally:
         stop.set()
         looking.join()
-    _collapse(before)
+    _collapse(before, stopped)
 
 
 def _on_request(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> bool:
@@ -78,13 +78,13 @@ def _on_request(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
         return False
 
 
-def _collapse(before: Sequence[Range]) -> None:
+def _collapse(before: Sequence[Range], stopped: Callable[[], bool]) -> None:
     """Bring what was written in small pages together, while there is time."""
     began = perf_counter()
     for begin, end in _new(before):
         _advise((begin, end), _ADVISE)
         for page in range(begin, end, _HUGE):
-            if perf_counter() - began > _LONGEST:
+            if stopped() or perf_counter() - began > _LONGEST:
                 return
             _advise((page, page + _HUGE), _COLLAPSE)
 
