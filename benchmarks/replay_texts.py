@@ -44,7 +44,8 @@ NOISE = 0.08
 END = -1  # the token that ends an answer, which isn't recorded
 LIMIT = 128  # tokens of an answer at most, when the texts were recorded
 
-# Milliseconds of a check of n tokens behind 256, two cores (AVX2), medians, 2026-11-29.
+# Milliseconds of a check of n tokens, two cores, medians: behind 256 tokens on the AMD EPYC of
+# docs/performance.md (2026-11-29), and behind 130 on the Intel Xeon (2026-11-30).
 COSTS: dict[str, Mapping[int, float]] = {
     "f16": {
         1: 149.5, 2: 146.8, 3: 152.2, 4: 188.7, 5: 192.2, 6: 226.8, 7: 244.4, 8: 270.7, 9: 295.9,
@@ -61,8 +62,19 @@ COSTS: dict[str, Mapping[int, float]] = {
         10: 378.4, 12: 457.7, 14: 471.5, 16: 482.0, 17: 550.4,
         24: 737.0, 32: 775.0,
     },
+    "f16-xeon": {
+        1: 163.0, 2: 177.0, 3: 196.0, 4: 199.0, 5: 227.0, 8: 272.0, 16: 385.0, 17: 397.0, 32: 624.0
+    },
+    "q8_0-xeon": {
+        1: 144.0, 2: 141.0, 3: 165.0, 4: 177.0, 5: 266.0, 8: 259.0, 16: 406.0, 17: 518.0, 32: 704.0
+    },
+    "q4_k_m-xeon": {
+        1: 59.5, 2: 95.6, 3: 113.6, 4: 106.5, 5: 140.9, 8: 194.2, 16: 233.2, 17: 286.4, 32: 406.5
+    },
 }  # fmt: skip
-DRAFT = {1: 22.0, 2: 31.5, 3: 40.1, 4: 39.7, 8: 65.7, 16: 111.8}  # of the drafter, likewise
+# Of the drafter, likewise.
+DRAFT = {1: 22.0, 2: 31.5, 3: 40.1, 4: 39.7, 8: 65.7, 16: 111.8}
+DRAFT_XEON = {1: 30.2, 2: 36.0, 3: 45.6, 4: 42.7, 5: 57.7, 8: 70.3, 16: 111.6}
 
 
 @dataclass(frozen=True)
@@ -154,9 +166,9 @@ class Game:
 
     text: RecordedText
 
-    def __init__(self, check: Mapping[int, float], seed: int, noise: float = NOISE) -> None:
-        self._check = curve({0: 0.0, **check})
-        self._draft = curve({0: 0.0, **DRAFT})
+    def __init__(self, costs: str, seed: int, noise: float = NOISE) -> None:
+        self._check = curve({0: 0.0, **COSTS[costs]})
+        self._draft = curve({0: 0.0, **(DRAFT_XEON if costs.endswith("xeon") else DRAFT)})
         self._rng = np.random.default_rng(seed)
         self._noise = noise
         self.cost = self._clock = 0.0
@@ -237,12 +249,12 @@ def main() -> None:
         fixed: dict[str, Times] = {}
         for names in (["lookup"], ["model"], ["lookup", "model"]):
             for k in range(1, 9):
-                game, planner = Game(COSTS[machine], 0, 0.0), FixedPlanner(names, k)
+                game, planner = Game(machine, 0, 0.0), FixedPlanner(names, k)
                 played = [(t.category, *game.play(t, planner)) for t in texts]
                 fixed[f"{'+'.join(names)} at {k}"] = played
         runs: list[Times] = []
         for order in range(args.orders):
-            game = Game(COSTS[machine], order)
+            game = Game(machine, order)
             adaptive = AdaptivePlanner(game.measured())
             shuffled = np.random.default_rng(order).permutation(len(texts))
             runs.append([(texts[i].category, *game.play(texts[i], adaptive)) for i in shuffled])
