@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
+    os.environ.pop("NO_COLOR", None)
     memory.resident_memory = lambda: 412_000_000
     stale = []
     for name, preferences in PICTURES.items():

@@ -1,13 +1,38 @@
-"""What tests share: the path to the fakes, and the real model."""
+"""What tests share: the path to the fakes, the same conditions everywhere, and the real model."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+# In front of llama.cpp, as in the program: it says how that one's threads wait.
+import edgespec.backends  # noqa: F401
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the person's settings, models file or conversations."""
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("EDGESPEC_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture(autouse=True)
+def in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of the screen are compared in colour, whatever the person likes."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Whatever llama.cpp was built for, as for Metal on a Mac."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llama_cpp.llama_cpp.llama_supports_gpu_offload", lambda: False)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +46,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded default model, fetched once by the product's own code."""
     from edgespec.fetch import fetch
     from edgespec.registry import load_registry
 
-    return fetch(load_registry().default.target)
+    nothing = tmp_path_factory.mktemp("models") / "models.toml"
+    nothing.touch()  # in place of a file of the person's
+    return fetch(load_registry(nothing).model("smollm2-135m"))

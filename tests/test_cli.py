@@ -54,9 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def edgespec(*args: str | Path, stdin: str | bytes = "") -> tuple[int, str, str]:
@@ -421,6 +420,7 @@ def test_a_command_says_what_it_does(name: str, says: str) -> None:
 
 def test_two_files_and_the_answer_alone_on_stdout(folder: Path) -> None:
     args = ["--target", folder / "a.gguf", "--temperature", "0", "--threads", "1"]
+    args += ["--device", "cpu"]  # a Mac's llama.cpp would take its GPU
     code, plain, err = edgespec("run", "abc", *args, "--no-draft", "--max-tokens", "16")
     assert code == 0
     assert "a.gguf on CPU" in err and "drafters: none" in err and "16 tokens" in err
@@ -833,24 +833,32 @@ def test_ctrl_c_in_a_terminal(folder: Path) -> None:
 
 @posix
 def test_ctrl_c_ends_a_run(folder: Path) -> None:
-    for extra in ([], ["--json"]):
+    def stopped(*extra: str, after: float = 0) -> bytes:
+        """Its stdout, stopped as the answer runs, or so long behind the last line before that."""
         args = ["--target", folder / "long.gguf", *PLAIN, "--max-tokens", "8000", *extra]
         process = subprocess.Popen(
-            [*COMMAND, "run", "abc", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*COMMAND, "run", "abc", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
         )
-        assert process.stderr is not None
+        assert process.stdout is not None and process.stderr is not None
         for line in process.stderr:
             if b"note:" in line:
                 break
-        time.sleep(0.3)
+        first = b"" if after else process.stdout.read(1)
+        time.sleep(after)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert b"Traceback" not in err
-        if extra:
-            assert json.loads(out)["finish_reason"] == "cancelled"
-        else:
-            assert b"stopped" in err
+        assert extra or b"stopped" in err
+        return first + out
+
+    assert stopped()
+    # What comes before the answer began says nothing on stdout.
+    answers = (stopped("--json", after=seconds) for seconds in (0.3, 1, 3))
+    assert json.loads(next(filter(None, answers)))["finish_reason"] == "cancelled"
 
 
 def test_verify_says_whether_a_pair_is_exact(

@@ -47,12 +47,6 @@ drafters = [
 """
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("XDG_CONFIG_HOME", "APPDATA", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "config"))
-
-
 def write(folder: Path, text: str) -> Path:
     file = folder / "models.toml"
     file.write_text(text, encoding="utf-8")
@@ -152,6 +146,12 @@ def test_user_file_adds_and_resolves(tmp_path: Path) -> None:
     assert pair.memory_bytes > pair.size_bytes == 1000
     assert registry.default.name == "smollm2"
     assert "qwen3-8b" in registry.pairs
+
+
+def test_tests_leave_the_persons_own_files_alone(tmp_path: Path) -> None:
+    from edgespec.platform import config_dir, data_dir
+
+    assert config_dir().is_relative_to(tmp_path) and data_dir().is_relative_to(tmp_path)
 
 
 def test_user_file_is_found_in_the_configuration_folder(tmp_path: Path) -> None:
