@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"edgespec": "edgespec", "exporters": "edgespec/exporters", "tui": "edgespec/tui"}
+"""Where what gets installed lies in the tree, and in a wheel."""
+BESIDE = ("pyproject.toml", "setup.py", "MANIFEST.in", "models.toml", "README.md", "LICENSE")
 PROBE = """
 import pathlib, sys
 import edgespec.exporters, edgespec.tui
@@ -55,9 +60,23 @@ def install(folder: Path, *what: str) -> tuple[Path, list[str]]:
 
 
 def test_a_wheel_holds_everything(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"  # without what earlier builds left, which would be packed too
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BESIDE:
+        shutil.copy(ROOT / name, tree)
+    wanted = {
+        f"{installed}/{file.relative_to(tree / name).as_posix()}"
+        for name, installed in FOLDERS.items()
+        for file in (tree / name).rglob("*")
+        if file.is_file()
+    }
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*build, "-w", tmp_path, ROOT], check=True)
+    subprocess.run([*build, "-w", tmp_path, tree], check=True)
     (wheel,) = tmp_path.glob("edgespec-*.whl")
+    with ZipFile(wheel) as packed:
+        found = {name for name in packed.namelist() if ".dist-info/" not in name}
+    assert found == wanted | {"edgespec/models.toml"}
     folder, (models, default, *rest) = install(tmp_path, str(wheel))
     assert Path(models).is_relative_to(folder)
     assert (default, rest) == ("smollm2", [])
