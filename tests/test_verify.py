@@ -200,12 +200,16 @@ weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=V, ma
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(weights, weights, st.booleans(), st.booleans(), st.sampled_from([np.float32, np.float64]))
 def test_what_comes_out_is_the_target(
-    p: list[float], q: list[float], sparse_p: bool, sparse_q: bool, dtype: type
+    target_weights: list[float],
+    draft_weights: list[float],
+    sparse_target: bool,
+    sparse_draft: bool,
+    dtype: type,
 ) -> None:
     """Summed over every draft token: accepted + recovered = target, for any pair."""
-    target, drafted = dense(*p), dense(*q)
-    target = sparse(target) if sparse_p else Categorical(None, target.probs.astype(dtype))
-    drafted = sparse(drafted) if sparse_q else Categorical(None, drafted.probs.astype(dtype))
+    target, drafted = dense(*target_weights), dense(*draft_weights)
+    target = sparse(target) if sparse_target else Categorical(None, target.probs.astype(dtype))
+    drafted = sparse(drafted) if sparse_draft else Categorical(None, drafted.probs.astype(dtype))
     target_probs, draft_probs = all_probs(target), all_probs(drafted)
     rest = residual(target, drafted)
     if rest.ids is not None:
