@@ -17,7 +17,7 @@ from edgespec.generation import DEFAULT_MAX_TOKENS, Generation, Result
 from edgespec.logprobs import LogprobsRequest
 from edgespec.planner import Planner
 from edgespec.sampling import SamplingParams
-from edgespec.tokenizer import decode
+from edgespec.tokenizer import StreamingDetokenizer, decode
 
 if TYPE_CHECKING:
     from edgespec.runtime import Runtime
@@ -93,6 +93,10 @@ class Conversation:
         """Go on with the last answer where it ended; what comes joins it when it ends, unless all
         was forgotten meanwhile.
 
+        A character in which the answer ended is completed: it comes whole, and in `messages` takes
+        the place of the U+FFFD that stood for it. A stop string that began before isn't recognised,
+        since its first part was shown already.
+
         Raises ConfigError where there is no answer yet, and as `send` does on the first chunk.
         """
         self._end_last()
@@ -101,10 +105,11 @@ class Conversation:
             raise ConfigError("there is no answer to continue: ask something first")
         before, at = messages.pop(), len(messages)
         ids = self._ids(before)
+        said = before.content.removesuffix(self._unfinished(ids))
 
         def join(result: Result) -> None:
             if self.messages[at:] == [before]:  # nobody wrote into `messages` meanwhile
-                text, tokens = before.content + result.text, (*ids, *result.tokens)
+                text, tokens = said + result.text, (*ids, *result.tokens)
                 self.messages[at] = Message("assistant", text, tokens)
 
         return self._ask(
@@ -152,7 +157,8 @@ class Conversation:
 
         def finish(result: Result) -> None:
             with self._changing:
-                if self._state is state and (result.text or result.finish_reason != "cancelled"):
+                came = result.text and result.tokens  # an unfinished character is text of no token
+                if self._state is state and (came or result.finish_reason != "cancelled"):
                     join(result)
                     self._state = object()
 
@@ -164,6 +170,7 @@ class Conversation:
             stop=stop,
             logprobs=logprobs,
             planner=planner,
+            begun=len(begun),
             notes=notes,
             on_begin=begin,
             on_finish=finish,
@@ -184,6 +191,13 @@ class Conversation:
         if answer.tokens and known and decode(tokenizer, answer.tokens) == answer.content:
             return answer.tokens
         return tokenizer.encode(answer.content)
+
+    def _unfinished(self, tokens: Sequence[int]) -> str:
+        """What stands at the end of their text for a character that they only begin."""
+        stream = StreamingDetokenizer(self._runtime.target.tokenizer)
+        for token in tokens:
+            stream.add(token)
+        return stream.finish()
 
     def _fit(
         self, messages: list[Message], max_tokens: int | None, begun: Sequence[int] = ()

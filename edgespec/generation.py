@@ -120,13 +120,15 @@ class Generation(Iterator[Chunk]):
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
+        begun: int = 0,
         notes: Sequence[str] = (),
         on_begin: Callable[[], None] | None = None,
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
-        stream = TextStream(engine.tokenizer, max_tokens=max_tokens, stop=stop)
         tokenizer = engine.tokenizer
+        begins = prompt[len(prompt) - begun :]
+        stream = TextStream(tokenizer, max_tokens=max_tokens, stop=stop, begun=begins)
         sampler = Sampler(sampling, tokenizer.num_tokens, prompt, ends=tokenizer.stop_ids)
         planner = planner or engine.planner
         self._answer = _Answer(

@@ -25,7 +25,8 @@ class Outcome:
     `next_token` is None behind a draft token that ended the text, and before a row with nothing to
     choose from; what was drafted behind it wasn't judged.
     `rows` are the target's logits (k+1, V) of the round, valid during `observe` only; `length` is
-    that of the text before the round.
+    that of the text before the round. `sample_seconds` went into choosing tokens from the rows,
+    which plain decoding does as well.
     """
 
     draft: Draft
@@ -35,6 +36,7 @@ class Outcome:
     check_seconds: float
     length: int
     rows: Logits
+    sample_seconds: float = 0.0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -99,14 +101,21 @@ class FixedPlanner:
     def begin(self, length: int) -> None:
         pass
 
+    def check(self, drafters: Mapping[str, Drafter]) -> None:
+        """Raises ConfigError where it is to draft with one that isn't among `drafters`."""
+        for name in self._drafters if self._lookahead else ():
+            if name not in drafters:
+                there = ", ".join(drafters) or "none"
+                raise ConfigError(
+                    f"this runtime has no drafter {name!r} (it has: {there}): plan with those"
+                )
+
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
         lookahead = min(self._lookahead, room)
+        self.check(drafters)
         for name in self._drafters if lookahead > 0 else ():
-            if name not in drafters:
-                there = ", ".join(drafters) or "none"
-                raise ConfigError(f"this runtime has no drafter {name!r} (it has: {there})")
             drafter = drafters[name]
             draft = drafter.propose(tokens, lookahead, sampler)
             draft = checked(draft, lookahead, sampler.width, name, free=drafter.free)

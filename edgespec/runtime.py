@@ -87,7 +87,9 @@ class Runtime:
             if isinstance(drafter, ModelDrafter):
                 check_drafter(target, drafter.model)
         self._on_close = on_close
-        self.notes = list(dict.fromkeys([*target.notes, *notes]))  # two models may say the same
+        models = [target, *(d.model for d in drafters if isinstance(d, ModelDrafter))]
+        told = [note for model in models for note in model.notes]
+        self.notes = list(dict.fromkeys([*told, *notes]))  # two models may say the same
         if not target.session.can_rollback:
             for drafter in drafters:
                 drafter.close()
@@ -199,6 +201,7 @@ class Runtime:
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
         planner: Planner | None = None,
+        begun: int = 0,
         notes: Sequence[str] = (),
         on_begin: Callable[[], None] | None = None,
         on_finish: Callable[[Result], None] | None = None,
@@ -211,7 +214,10 @@ class Runtime:
             max_tokens: the longest answer; None goes on until the context is full.
             stop: texts that end the answer and don't belong to it.
             logprobs: log-probabilities to keep with each token of the result.
-            planner: decides on drafts instead of the runtime's own, for this answer.
+            planner: decides on drafts instead of the runtime's own, for this answer; a target that
+                can't speculate drafts nothing all the same.
+            begun: how many of the prompt's last tokens are an answer that this one goes on with: a
+                character that they leave unfinished is completed, and comes whole.
             notes: sentences to hand on with the answer.
             on_begin: called when the first chunk is asked for and no other answer runs; an
                 EdgespecError that it raises leaves the answer as one that hasn't begun.
@@ -221,7 +227,8 @@ class Runtime:
         Raises:
             ContextFull: the prompt alone fills the context.
             ConfigError: an empty prompt, an id outside the vocabulary, `max_tokens` below 0, an
-                empty stop text, a biased or banned token that isn't there.
+                empty stop text, a biased or banned token that isn't there, `begun` beyond the
+                prompt, a FixedPlanner of drafters that aren't there.
             ModelError: the runtime is closed.
             Busy: on the first chunk, while another answer runs; this one may be tried again.
         """
@@ -232,12 +239,21 @@ class Runtime:
         known = self.target.tokenizer.num_tokens
         if not all(0 <= token < known for token in ids):
             raise ConfigError(f"the prompt holds an id outside the vocabulary (0 to {known - 1})")
+        if not 0 <= begun <= len(ids):
+            raise ConfigError(
+                f"the prompt has {len(ids)} tokens, so {begun} of them can't be an answer's: "
+                "correct `begun`"
+            )
         size = self.context_size
         if len(ids) > size:
             raise ContextFull(
                 f"the prompt has {len(ids)} tokens and the context holds {size}: shorten it or "
                 "choose a larger context (--ctx-size)"
             )
+        if planner is None or not self.target.session.can_rollback:  # else it would fail midway
+            planner = self._engine.planner
+        if isinstance(planner, FixedPlanner):
+            planner.check(self.drafters)
         return Generation(
             self._engine,
             ids,
@@ -246,6 +262,7 @@ class Runtime:
             stop=stop,
             logprobs=logprobs,
             planner=planner,
+            begun=begun,
             notes=notes,
             on_begin=on_begin,
             on_finish=on_finish,

@@ -39,7 +39,11 @@ class TextStream:
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
+        begun: Sequence[int] = (),
     ) -> None:
+        """`begun`: tokens before, whose text is known; what they leave unfinished of a character is
+        completed.
+        """
         if max_tokens < 0:
             raise ConfigError(f"max_tokens must be 0 or more, not {max_tokens}")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -47,6 +51,8 @@ class TextStream:
             raise ConfigError("a stop string must not be empty")
         self._stop_ids = tokenizer.stop_ids
         self._detokenizer = StreamingDetokenizer(tokenizer)
+        for token in begun:
+            self._detokenizer.add(token)
         self._max_tokens = max_tokens
         self._stop = stop
         self._longest = max(map(len, stop), default=0)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from tiny_gguf import write_tiny
 
 from edgespec import Runtime
 from edgespec.bench.sides import RuntimeSide, Setting
+from edgespec.chat import Message
 from edgespec.conversation import Conversation
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -789,6 +790,45 @@ def test_what_goes_on_joins_only_the_answer_it_goes_on_with() -> None:
     assert chat.messages[-1].content == text
 
 
+@pytest.mark.parametrize("sizes", [(3, 1, 1, 9), (2, 3, 30), (4, 0, 30), (3, 30)])
+def test_an_answer_cut_inside_a_character_goes_on_with_the_rest_of_it(sizes: Sequence[int]) -> None:
+    """Its text is that of its tokens, and the next prompt begins with them."""
+    said = "a😀😀 語!"
+    length = len(make().encode_messages([Message("user", "hi")]))
+    runtime = Runtime(fake_model(script(said, length)))
+    chat = runtime.conversation()
+    first = chat.send("hi", GREEDY, max_tokens=sizes[0]).result
+    assert chat.messages[-1].content == first.text == "a\ufffd"
+    for size in sizes[1:]:
+        before = chat.messages[-1]
+        more = chat.extend(GREEDY, max_tokens=size)
+        assert "".join(chunk.text for chunk in more) == more.result.text
+        after = chat.messages[-1]
+        assert after.tokens == before.tokens + more.result.tokens
+        assert after.content == decode(runtime.target.tokenizer, after.tokens)
+        cache = tuple(session(runtime).cache)
+        begun = (*cache[:length], *before.tokens)
+        assert cache[: len(begun)] == begun[: len(cache)]
+    whole = said.encode()[: sum(sizes)]
+    assert after.content == whole.decode(errors="replace")
+
+
+def test_nothing_that_follows_a_character_cut_in_two_leaves_the_answer_as_it_is() -> None:
+    length = len(make().encode_messages([Message("user", "hi")]))
+    chat = Runtime(fake_model(script("a😀", length))).conversation()
+    list(chat.send("hi", GREEDY, max_tokens=3))
+    before = list(chat.messages)
+    more, other = chat.extend(GREEDY), chat.send("more", GREEDY, max_tokens=2)
+    more.cancel()
+    assert more.result.text == "\ufffd" and chat.messages == before
+    assert other.result.tokens  # nothing joined, so it is still the conversation that was asked
+
+
+def test_more_than_the_prompt_is_no_begun_answer() -> None:
+    with pytest.raises(ConfigError, match="has 3 tokens, so 4 of them can't be an answer's"):
+        make().generate([1, 2, 3], GREEDY, begun=4)
+
+
 @pytest.mark.parametrize("first", ["waits", "streams", "cancelled"])
 def test_no_answer_is_given_to_a_prompt_that_lacks_the_answer_before(first: str) -> None:
     """One thread asks, and another takes all answers in turn."""
@@ -909,6 +949,39 @@ def test_an_answer_of_no_tokens_needs_no_room() -> None:
     chat.send("a" * 200, GREEDY, max_tokens=40).result  # noqa: B018
     answer = chat.send("b" * 60, GREEDY, max_tokens=0)
     assert answer.result.finish_reason == "length" and not answer.notes
+
+
+@pytest.mark.parametrize("planner", [FixedPlanner(["lookup"], 4), FixedPlanner(["model"], 3)])
+def test_a_planner_of_ones_own_ends_no_answer_where_nothing_can_be_taken_back(
+    planner: FixedPlanner,
+) -> None:
+    target = FakeSession(VOCAB, order=0, bias=LETTERS, can_rollback=False)
+    runtime = Runtime(fake_model(target), [LookupDrafter()])
+    chat = runtime.conversation()
+    asks = (
+        lambda **options: runtime.generate("ab" * 20, GREEDY, **options),
+        lambda **options: chat.send("ab" * 20, GREEDY, **options),
+        lambda **options: chat.extend(GREEDY, **options),
+    )
+    for ask in asks:
+        answer = ask(max_tokens=9, planner=planner)
+        assert len(answer.result.tokens) == 9 and not answer.counters.drafted
+
+
+def test_a_plan_with_a_drafter_that_isnt_there_is_refused_before_the_first_chunk() -> None:
+    runtime = make(lookup=True)
+    with pytest.raises(ConfigError, match=r"no drafter 'model' \(it has: lookup\): plan with"):
+        runtime.generate("hello", planner=FixedPlanner(["lookup", "model"], 3))
+    plain = runtime.generate("hello", GREEDY, max_tokens=5, planner=FixedPlanner(["model"], 0))
+    assert len(plain.result.tokens) == 5
+
+
+def test_what_its_models_note_is_told_once() -> None:
+    target, small = fake_model(FakeSession(VOCAB)), fake_model(FakeSession(VOCAB))
+    target.notes, small.notes = ["of both", "of the target"], ["of both", "of the drafter"]
+    runtime = Runtime(target, [ModelDrafter(small)], notes=["of both", "given"])
+    told = ["of both", "of the target", "of the drafter", "given"]
+    assert [note for note in runtime.notes if note in told] == told
 
 
 @pytest.mark.parametrize("drafters", [[], ["y" * 5000]])
@@ -1127,4 +1200,7 @@ def test_figures_name_the_lookahead_and_what_failed() -> None:
     status = PlannerStatus("model", 3, False, "it pays", 1.2)
     assert " · lookahead 3 of late\nnote: model stopped drafting: NaN" in summary(result, status)
     assert "lookahead" not in summary(result, replace(status, parked=True))
+    undrafted = replace(result, counters=Counters(prompt_tokens=9, rounds=2, decode_seconds=0.5))
+    assert "nothing drafted" in summary(undrafted, status)
+    assert "lookahead" not in summary(undrafted, status)  # that is a draft of an earlier answer
     assert as_json(result)["notes"] == ["model stopped drafting: NaN"]

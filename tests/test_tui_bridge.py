@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import ByteTokenizer, FakeSession, fake_model
+from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
 from tui_fakes import ANSWER, Clock, FakeRuntime, Script
 
+from edgespec.chat import Message
 from edgespec.errors import Cancelled, FetchError, ModelError
 from edgespec.runtime import Runtime
 from edgespec.tui.bridge import Bridge
@@ -137,6 +138,22 @@ def test_an_answer_goes_on_from_the_tokens_it_was_made_of() -> None:
     rig.bridge.ask(Ask(3, (), "hi", settings, answer="other"))
     rig.until(lambda: rig.last(Finished).turn == 3)
     assert bytes(session.cache[len(read) - 19 :][:5]) == b"other"
+    assert rig.bridge.close(5)
+
+
+def test_a_character_cut_in_two_is_whole_when_the_answer_goes_on() -> None:
+    session = ScriptSession([*"a😀 b😀".encode(), 257], 0, 260)
+    runtime = Runtime(fake_model(session, ByteTokenizer()))
+    session._prompt_length = len(runtime.encode_messages([Message("user", "hi")]))
+    rig = Rig(opener=lambda pair, **options: runtime).loaded()
+    text, parts = "", ["a\ufffd", "a😀 b\ufffd", "a😀 b😀"]
+    for turn, (limit, whole) in enumerate(zip((3, 5, 9), parts, strict=True), 1):
+        read = list(session.cache)
+        settings = Settings(temperature=0.0, max_tokens=limit)
+        rig.bridge.ask(Ask(turn, (), "hi", settings, answer=text))
+        rig.until(lambda turn=turn: getattr(rig.last(Finished), "turn", 0) == turn)
+        text = rig.last(Finished).text
+        assert text == whole and session.cache[: len(read)] == read
     assert rig.bridge.close(5)
 
 

@@ -158,7 +158,9 @@ class FakeConversation:
         return self._generate(text, {**options, "sampling": sampling})
 
     def extend(self, sampling: object, **options: Any) -> FakeGeneration:
-        return self._generate(None, {**options, "sampling": sampling})
+        generation = self._generate(None, {**options, "sampling": sampling})
+        generation.joins = self.messages
+        return generation
 
 
 class FakeGeneration:
@@ -169,6 +171,7 @@ class FakeGeneration:
         self._runtime, self._text, self._options = runtime, text, options
         self._result: Result | None = None
         self.text = ""
+        self.joins: list[Message] = []  # their last one goes on
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -212,6 +215,8 @@ class FakeGeneration:
         reason: Any = "cancelled" if at < len(ids) else runtime.script.reason
         text, notes = "".join(said), runtime.script.failed
         self._result = Result(text, tuple(ids[:at]), (), reason, counters, (), notes)
+        if self.joins:
+            self.joins[-1] = Message("assistant", self.joins[-1].content + text)
 
     @property
     def result(self) -> Result:

@@ -303,8 +303,10 @@ class Bridge:
         result = generation.result
         self._answered = conversation.messages[-1:]
         figures = meter.figures(result.counters, rounds_over=True)
-        text, reason = ask.answer + result.text, result.finish_reason
-        self._events.append(Finished(turn, text, reason, figures, result.notes))
+        # What goes on may complete a character that the answer ended in.
+        text = conversation.messages[-1].content if ask.answer else result.text
+        end = Finished(turn, text, result.finish_reason, figures, result.notes)
+        self._events.append(end)
 
     # --------------------------------------------------------------------- on a thread of its own
 
