@@ -61,8 +61,10 @@ class AdaptivePlanner:
         self._answer = 200.0  # tokens of an answer, in the mean
         # Of late, in rounds that had a free guess and in others; time in plain rounds.
         self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
-        # Of this answer: its tokens, its time as reckoned and as it was, and that of its probes.
+        # Of this answer: its tokens, its time as reckoned and as it was, what of that went into
+        # choosing tokens, and the time of its probes.
         self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
+        self._choosing = 0.0
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
 
     def begin(self, length: int) -> None:
@@ -70,6 +72,7 @@ class AdaptivePlanner:
         self._end_answer()
         self._begun = self._length = length
         self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
+        self._choosing = 0.0
         self._looked = self._sought = False
         self._best = None
         self._known.begin()
@@ -119,7 +122,7 @@ class AdaptivePlanner:
             self._length = length + 1
             self._answer_tokens += 1.0
             self._answer_time += 1.0
-            self._real_time += 1.0
+            self._took(1.0, outcome, self.costs.seconds("check", 1, length))
             self._probe_credit += PROBE_SHARE
             self._plain_rounds += 1
             self._idle += 1
@@ -156,7 +159,7 @@ class AdaptivePlanner:
         self._count(len(came), seconds / plain)
         # A round in which the program was held up says nothing of drafting.
         real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)
-        self._real_time += real / plain
+        self._took(real / plain, outcome, plain)
         self._length = length + len(came)
         first, self._looked = not self._looked, True
         if draft:
@@ -179,7 +182,9 @@ class AdaptivePlanner:
         parked = self._idle >= _PARKED
         # Without one plain round seen, what one costs is only what it once was.
         seconds = self._real_time  # read once: another thread may begin an answer
-        gain = self._answer_tokens / seconds if self._plain_rounds and seconds else None
+        # In plain decoding each token takes a round, and as long to choose.
+        plain = self._answer_tokens + self._choosing
+        gain = plain / seconds if self._plain_rounds and seconds else None
         best = self._best
         if best is None:
             reason = "no drafter has a guess" if self._sought else ""
@@ -232,6 +237,15 @@ class AdaptivePlanner:
         self._answer_time += time
         self._probe_credit += PROBE_SHARE * time
         self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
+
+    def _took(self, time: float, outcome: Outcome, plain: float) -> None:
+        """Take in a round's time in plain rounds, `plain` being the seconds of one; choosing its
+        tokens comes on top.
+        """
+        choosing = outcome.sample_seconds / plain
+        choosing = min(choosing, _HELD_UP * len(outcome.tokens))
+        self._choosing += choosing
+        self._real_time += time + choosing
 
     def _choose(
         self, choices: Choices, drafters: Mapping[str, Drafter], room: int

@@ -112,6 +112,7 @@ def decode(
                     check_seconds=checked_at - drafted_at,
                     length=len(tokens),
                     rows=rows[:, : sampler.width],
+                    sample_seconds=chosen_at - checked_at,
                 )
             )
         new = verdict.tokens(draft)

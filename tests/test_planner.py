@@ -770,6 +770,34 @@ def test_the_gain_is_that_of_the_answer() -> None:
     assert gain is not None and gain > 1.5
 
 
+def test_the_gain_counts_what_it_takes_to_choose_tokens() -> None:
+    """Plain decoding chooses each of its tokens too; so choosing brings the gain nearer to 1."""
+    costs, gains = quick_costs(), []
+    plain = costs.seconds("check", 1, 90)
+    for choosing in (0.0, 0.5):
+        planner = AdaptivePlanner(quick_costs())
+        answer(planner, {}, 10)
+        planner.begin(90)
+        for _ in range(40):
+            planner.draft({"model": Asked(1)}, text_of(100), 4, Sampler(GREEDY, 4))
+            draft, rows = Draft((0,) * 4, None, "model", (9.5,) * 4), np.zeros((5, 4), np.float32)
+            check = planner.costs.expected(5, 100)
+            drafting = planner.costs.draft("model", 4, 1, 100)
+            sample = 5 * choosing * planner.costs.seconds("check", 1, 100)
+            planner.observe(Outcome(draft, 4, 1, drafting, check, 100, rows, sample))
+        gains.append(planner.status().gain)
+    without, gain = gains
+    assert without > 1.3
+    assert gain == pytest.approx((1 + 0.5) / (1 / without + 0.5), rel=0.02)
+    planner._rests = True  # parked, it doesn't look; what is chosen counts all the same
+    for _ in range(100):
+        planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, plain, 100, rows[:1], 0.5 * plain))
+    whole = 200 * (1 / without + 0.5) + 100 * 1.5
+    assert planner.status().gain == pytest.approx(1.5 * 300 / whole, rel=0.02)
+    planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, plain, 100, rows[:1], 9000 * plain))  # held up
+    assert planner.status().gain == pytest.approx(1.5 * 300 / whole, rel=0.03)
+
+
 def test_the_only_answer_of_a_run_shows_how_long_answers_are() -> None:
     planner = AdaptivePlanner(quick_costs())
     before = planner.to_json()["answer"]
