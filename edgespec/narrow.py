@@ -8,8 +8,8 @@ In a GGUF, llama.cpp ties embedding rows and head rows to one list of tokens. So
 are those of a model of N tokens, and the embeddings of all tokens lie as a table behind them, where
 GGUF readers don't look; the session feeds rows of it (see `llama_narrow`). A model whose head isn't
 its embeddings has the rows of its whole head as a second table behind that one: from it the tokens
-that occur in a text, and are likely to occur again, get a row while the text lasts. The keys below
-say which tokens the N are and what the tables look like.
+that were read of late, and are likely to come again, get a row. The keys below say which tokens the
+N are and what the tables look like.
 
 An ONNX graph has its embeddings and its head apart, so there a narrow head is a head of N rows, and
 KEPT (ids with commas between) and VOCAB_SIZE stand in the graph's metadata.
@@ -182,7 +182,8 @@ class TableRows:
 
 
 class Occurred:
-    """The tokens outside the head that a text brought, newest last, with their rows.
+    """The tokens outside the head that were read, with their rows; of too many, those that were
+    read longest ago give way.
 
     They are few, and likelier to come again than any other token that the head doesn't hold.
     """
@@ -193,18 +194,29 @@ class Occurred:
         self._inside[kept] = True
         self.ids = np.empty(0, np.intp)  # (n,)
         self._rows = np.empty((0, table.width), np.float32)  # (n, width)
+        self._read = np.empty(0, np.int64)  # (n,): in which call of `add` each was read last
+        self._calls = 0
 
     def add(self, tokens: Sequence[int] | TokenIds) -> None:
         """Take note of tokens that were read."""
         ids = np.asarray(tokens, dtype=np.int64)
         ids = np.unique(ids[~self._inside[ids]])
+        if not len(ids):
+            return
+        self._calls += 1
+        self._read[np.isin(self.ids, ids)] = self._calls
         fresh = ids[~np.isin(ids, self.ids)]
         if not len(fresh):
             return
         rows = np.empty((len(fresh), self._rows.shape[1]), np.float32)
         self._table_rows.read(fresh.tolist(), rows)
-        self.ids = np.concatenate([self.ids, fresh])[-_MOST:]
-        self._rows = np.concatenate([self._rows, rows])[-_MOST:]
+        self.ids = np.concatenate([self.ids, fresh])
+        self._rows = np.concatenate([self._rows, rows])
+        self._read = np.concatenate([self._read, np.full(len(fresh), self._calls)])
+        if len(self.ids) > _MOST:
+            newest = np.sort(np.argsort(self._read, kind="stable")[-_MOST:])
+            self.ids, self._rows = self.ids[newest], self._rows[newest]
+            self._read = self._read[newest]
 
     def logits(self, hidden: npt.NDArray[np.float32]) -> Logits:
         """Their logits (n, len(ids)), made of what the head sees (n, width)."""

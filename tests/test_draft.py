@@ -330,6 +330,11 @@ def test_of_too_many_tokens_the_newest_have_a_row(
     monkeypatch.setattr(narrow, "_MOST", 4)
     occurred.add([30, 31])
     assert occurred.ids.tolist() == [20, 15, 30, 31]
+    occurred.add([20])
+    occurred.add([40])
+    assert occurred.ids.tolist() == [20, 30, 31, 40]  # what came again isn't the oldest any more
+    expected = hidden @ weights[[20, 30, 31, 40]].T
+    np.testing.assert_allclose(occurred.logits(hidden), expected, rtol=1e-5)
 
 
 def test_a_head_that_is_no_product_drafts_its_own_tokens_alone(whole: Path, tmp_path: Path) -> None:
