@@ -238,10 +238,14 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """What is worth keeping on disk, by length, kind and tokens: seconds, and how sure they
         are, as standard deviations of their logarithms beside a pass over one token's.
+
+        A length that is still new is left out: one slow round would be kept as what it costs.
         """
         pace = self.pace
         kept: dict[str, Any] = {"long_reads": dict(self._long_reads)}
         for bucket, state in self._states.items():
+            if state.nearest is not None:
+                continue
             kept[str(bucket)] = curves = {}
             one = self._kinds["check"]  # a pass over one token
             spread = state.cov.diagonal() + state.cov[one, one] - 2 * state.cov[one]

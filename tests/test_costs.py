@@ -244,6 +244,18 @@ def test_a_length_that_costs_nothing_is_no_dearer_for_one_slow_round() -> None:
         assert found.expected(n, 8000) == pytest.approx(CURVE[n], rel=0.1)
 
 
+def test_a_length_that_is_still_new_is_looked_at_anew_the_next_day() -> None:
+    found = costs(model={1: 0.02, 2: 0.03, 16: 0.1})
+    found.observe("check", 1, 8000, 0.3)  # it was held up, and the answer was over
+    again = Costs.from_json(json.loads(json.dumps(found.to_json())))
+    for day in (again, costs()):
+        for _ in range(3):
+            day.observe("check", 1, 8000, 0.1)
+        for n in (1, 4, 8):
+            assert day.expected(n, 8000) == pytest.approx(CURVE[n], rel=0.1)
+    assert "5" in again.to_json()  # now it is known
+
+
 def test_costs_survive_json() -> None:
     found = costs(model={1: 0.02, 16: 0.1})
     for i in range(40):
