@@ -117,6 +117,7 @@ class GGUFSource:
         from edgespec.backends.llama_blocks import Ablation
         from edgespec.session import CancelFlag
 
+        layers.refuse_others(self.header, None)
         return Ablation(self.path, tokens, LoadOptions(threads=threads), CancelFlag())
 
 

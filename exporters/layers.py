@@ -27,6 +27,12 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # unless the file says which: the last of every so many sees the whole text.
 _TURNS = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "llama4": 4}
 
+# Whose every fourth block isn't rotated by position, by its number alone: no key says which.
+_UNTURNED = {"smollm3", "llama4", "afmoe"}
+
+# Of exactly so many blocks llama.cpp scales the attention otherwise.
+_SCALED = {"gemma2": 46, "gemma3": 62}
+
 
 @dataclass(frozen=True)
 class Automatic:
@@ -109,6 +115,7 @@ def keep(draft: Rewrite, kept: Sequence[int]) -> None:
         raise ExportError(f"{name} has blocks that predict further tokens: they can't be cut.")
     if any(t.name.startswith("per_layer") for t in header.tensors):
         raise ExportError(f"{name} has tensors that serve all blocks at once: they can't be cut.")
+    refuse_others(header, kept)
     number = {old: new for new, old in enumerate(kept)}
     for tensor in header.tensors:
         block = _BLOCK.fullmatch(tensor.name)
@@ -128,6 +135,27 @@ def keep(draft: Rewrite, kept: Sequence[int]) -> None:
         assert isinstance(every, int)
         windowed = [every == 0 or block % every < every - 1 for block in kept]
         draft.metadata[turns] = (windowed, Kind.ARRAY, Kind.BOOL)
+
+
+def refuse_others(header: GGUFHeader, kept: Sequence[int] | None) -> None:
+    """Raises ExportError where a block with a new number would be another one to llama.cpp.
+
+    kept: None is whatever blocks are least missed.
+    """
+    name, architecture, blocks = header.path.name, header.architecture, count(header)
+    if _SCALED.get(architecture) == blocks:
+        raise ExportError(
+            f"The blocks of {name} can't be cut: llama.cpp scales the attention of {architecture} "
+            f"with {blocks} blocks as of no other number."
+        )
+    if architecture in _UNTURNED and (
+        kept is None or any((new % 4 == 3) != (old % 4 == 3) for new, old in enumerate(kept))
+    ):
+        raise ExportError(
+            f"llama.cpp leaves every fourth block of {architecture} without rotation, by its "
+            "number, so these would be other blocks: keep the first ones (first:N) or whole groups "
+            "of four (0-3,8-11)."
+        )
 
 
 def _kind(value: npt.NDArray[Any]) -> Kind:

@@ -39,7 +39,7 @@ from edgespec.errors import (
 )
 from edgespec.exporters import draft, head, layers
 from edgespec.exporters.cut import Rewrite, _kinds, tensor_bytes, write
-from edgespec.exporters.draft import Variant, describe, make
+from edgespec.exporters.draft import GGUFSource, Variant, describe, make
 from edgespec.gguf import GGUFHeader, StringArray, read_header
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, SamplingParams
@@ -225,6 +225,29 @@ def test_windows_stay_with_their_blocks(tmp_path: Path) -> None:
     turns = rewrite.metadata["gemma3.attention.sliding_window_pattern"]
     assert turns is not None
     assert turns[0] == [True, True, False, True, False]
+
+
+def test_blocks_that_a_new_number_would_change_are_refused(tmp_path: Path) -> None:
+    """Of SmolLM3's every fourth isn't rotated; Gemma 2 27B is known by having 46."""
+
+    def source(architecture: str, blocks: int) -> GGUFSource:
+        metadata = {"general.architecture": architecture, f"{architecture}.block_count": blocks}
+        path = tmp_path / f"{architecture}.gguf"
+        return GGUFSource(read_header(write_tiny(path, layers=blocks, metadata=metadata)))
+
+    smollm3 = source("smollm3", 12)
+    for kept in ((0, 1, 2), (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 8)):
+        layers.keep(Rewrite(smollm3.header), kept)
+    for kept in ((0, 1, 2, 4), (8, 9, 11), (2, 3)):
+        with pytest.raises(ExportError, match=r"every fourth block of smollm3 .*\(first:N\)"):
+            layers.keep(Rewrite(smollm3.header), kept)
+    with pytest.raises(ExportError, match="every fourth block of smollm3"):
+        smollm3.ablation([1, 2], None)
+    gemma = source("gemma2", 46)
+    with pytest.raises(ExportError, match="scales the attention of gemma2 with 46 blocks"):
+        layers.keep(Rewrite(gemma.header), range(45))
+    layers.keep(Rewrite(gemma.header), range(46))
+    layers.keep(Rewrite(source("gemma2", 26).header), range(20))
 
 
 def test_models_whose_blocks_cant_be_cut(tmp_path: Path) -> None:
