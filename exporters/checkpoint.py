@@ -34,6 +34,11 @@ _SMALL = re.compile(
     r"|vocab|chat_template|preprocessor_config|params)\.json|merges\.txt|[\w.-]+\.model"
     r"|[\w-]+\.jinja|[\w.-]+\.py|README\.md|LICEN[CS]E[\w.]*|" + re.escape(INDEX)
 )
+# Buffers that older checkpoints hold, and that whatever runs the model computes itself.
+COMPUTED = re.compile(r".*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)")
+
+# Where config.json tells of it: as transformers writes it, and as MLX does.
+_QUANTISED = ("quantization_config", "quantization")
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _HUB_ID = re.compile(rf"{_PART}/{_PART}", re.ASCII)
@@ -78,8 +83,11 @@ class Outline:
 
     @property
     def licence(self) -> str:
-        """As the model card names it; "unknown" where it doesn't."""
-        card = self.text("README.md") or ""
+        """As the model card names it; "unknown" where it doesn't, or can't be read."""
+        try:
+            card = self.text("README.md") or ""
+        except ExportError:  # a label alone is at stake
+            return "unknown"
         front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
         named = front and re.search(r"^license:[ \t]*[\"']?([\w.-]+)", front[1], re.MULTILINE)
         return named[1] if named else "unknown"
@@ -137,6 +145,11 @@ class Checkpoint(Outline):
     tensors: Mapping[str, StoredTensor]
 
     @property
+    def weights(self) -> list[StoredTensor]:
+        """Its tensors, without buffers that whatever runs the model computes itself."""
+        return [t for t in self.tensors.values() if not COMPUTED.fullmatch(t.name)]
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
@@ -180,6 +193,15 @@ class Checkpoint(Outline):
             hashes[file.name] = file_sha256(file, count)
             before += file.stat().st_size
         return hashes
+
+
+def refuse_quantised(outline: Outline) -> None:
+    """Raises ExportError where a checkpoint says that its weights are quantised."""
+    for config in (outline.config, outline.config.get("text_config")):
+        if isinstance(config, Mapping) and any(config.get(key) for key in _QUANTISED):
+            raise ExportError(
+                f"{outline.source} is quantised already; export from the original checkpoint."
+            )
 
 
 def refuse_other_tokens(
@@ -240,23 +262,24 @@ def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         if (path / "adapter_config.json").is_file():
-            raise ExportError(
-                f"{path} is an adapter, not a whole model; merge it into its base model first "
-                "(`merge_and_unload` in peft) and save that."
-            )
+            raise _adapter(path)
         gguf = sorted(path.glob("*.gguf"))
         hint = f"it holds {gguf[0].name}, which needs no export" if gguf else "check the path"
         raise ExportError(f"{path} has no config.json, so it is no checkpoint; {hint}.")
     return _json(file)
 
 
+def _adapter(place: Path | str) -> ExportError:
+    return ExportError(
+        f"{place} is an adapter, not a whole model; merge it into its base model first "
+        "(`merge_and_unload` in peft) and save that."
+    )
+
+
 def _shards(path: Path) -> tuple[Path, ...]:
-    """The files with the weights: what the index names, the single one, or numbered ones."""
-    named = sorted(set(_weight_map(path).values()))
-    if not named and (path / SINGLE).is_file():
-        named = [SINGLE]
-    if not named:
-        named = _numbered(path)
+    """The files with the weights: the single one, what the index names, or numbered ones."""
+    named = [SINGLE] if (path / SINGLE).is_file() else sorted(set(_weight_map(path).values()))
+    named = named or _numbered(path)
     missing = [name for name in named if not (path / name).is_file()]
     if missing:
         raise ExportError(
@@ -276,8 +299,11 @@ def _shards(path: Path) -> tuple[Path, ...]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor -> file name, as the index has it; {} where there is none."""
-    if not (path / INDEX).is_file():
+    """Tensor -> file name, as the index has it; {} where there is none.
+
+    Beside a single file it is of what lay there before: that file goes first, as in transformers.
+    """
+    if (path / SINGLE).is_file() or not (path / INDEX).is_file():
         return {}
     named = _json(path / INDEX).get("weight_map")
     if not isinstance(named, dict) or not all(
@@ -327,6 +353,8 @@ def _from_hub(repo: str, revision: str, report: Report) -> Outline:
         return Outline(path, MappingProxyType(_config(path)), repo, commit, notes=(note,))
     small = [name for name in sizes if _SMALL.fullmatch(name)]
     if "config.json" not in small:
+        if "adapter_config.json" in sizes:
+            raise _adapter(repo)
         gguf = sorted(name for name in sizes if name.endswith(".gguf"))
         hint = f"it holds {gguf[0]}, which needs no export" if gguf else "check the name"
         raise ExportError(f"{repo} has no config.json, so it is no checkpoint; {hint}.")
@@ -334,10 +362,8 @@ def _from_hub(repo: str, revision: str, report: Report) -> Outline:
     # now, and a run without a network finds it.
     _download(repo, revision, ["config.json"], sizes, report, again=True)
     path = _download(repo, commit, small, sizes, report).parent
-    weights = sorted(set(_weight_map(path).values()))
-    if not weights:
-        single = [name for name in sizes if name == SINGLE]
-        weights = single or [name for name in sizes if _SHARD.fullmatch(name)]
+    weights = [SINGLE] if SINGLE in sizes else sorted(set(_weight_map(path).values()))
+    weights = weights or [name for name in sizes if _SHARD.fullmatch(name)]
     if not weights:
         raise ExportError(
             f"{repo} holds no safetensors files; look for a repository that does, or load it with "

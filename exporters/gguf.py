@@ -234,7 +234,7 @@ def _quantise(first: Path, quant: Quant, expected: int, work: Stage, report: Rep
 
 def _plain(checkpoint: Checkpoint) -> Type:
     """The float type that holds every value of the checkpoint as it is, to quantise from."""
-    kinds = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    kinds = gguf_tensors.stored_types(checkpoint)
     if kinds <= {"BF16"}:
         return Type.BF16
     return Type.F16 if kinds <= {"F16"} else Type.F32

@@ -36,7 +36,7 @@ def convert_with(
     """
     path = earlier or work.folder / f"{plain.name.lower()}.gguf"
     if earlier is None:
-        _run(expanded(script), checkpoint, plain, path, report)
+        _run(found(script), checkpoint, plain, path, report)
         work.finish("converted", path)
     tokens = read_header(path).metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):
@@ -44,6 +44,14 @@ def convert_with(
     words = Words(_vocabulary(checkpoint, tokens), "", {}, {}, None)
     words.notes.append(f"it was converted by {script}, not by edgespec")
     return path, words
+
+
+def found(script: Path) -> Path:
+    """Where a script that the person named lies. Raises ExportError where there is none."""
+    path = expanded(script)
+    if not path.is_file():
+        raise ExportError(f"There is no converter at {path}; name convert_hf_to_gguf.py itself.")
+    return path
 
 
 def _vocabulary(checkpoint: Checkpoint, tokens: StringArray) -> Vocabulary:
@@ -58,8 +66,6 @@ def _vocabulary(checkpoint: Checkpoint, tokens: StringArray) -> Vocabulary:
 
 
 def _run(script: Path, checkpoint: Checkpoint, plain: Type, path: Path, report: Report) -> None:
-    if not script.is_file():
-        raise ExportError(f"There is no converter at {script}; name convert_hf_to_gguf.py itself.")
     report(f"running {script.name}")
     command = [sys.executable, str(script), str(checkpoint.path), "--outfile", str(path)]
     done = subprocess.run(

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.exporters import gguf_settings as settings
-from edgespec.exporters.checkpoint import Outline
+from edgespec.exporters.checkpoint import Outline, refuse_quantised
 from edgespec.exporters.gguf_settings import Floats, Hyperparameters
 
 Change = Callable[[Floats], Floats]
@@ -86,12 +86,9 @@ def find(checkpoint: Outline) -> Family:
 
 def read(family: Family, checkpoint: Outline) -> Hyperparameters:
     """What llama.cpp needs to know of a checkpoint. Raises ExportError where it can't honour it."""
+    refuse_quantised(checkpoint)
     config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
     config = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
-    if config.get("quantization_config"):
-        raise ExportError(
-            f"{checkpoint.source} is quantised already; export from the original checkpoint."
-        )
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "")
     activation = activation or str(config.get("activation_function", ""))
     if activation not in family.activation:

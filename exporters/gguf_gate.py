@@ -19,7 +19,7 @@ from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.gguf_probe import TEXTS, probe_texts, reference
 from edgespec.exporters.gguf_quant import Quant
-from edgespec.exporters.gguf_reference import reference_logits, why_not
+from edgespec.exporters.gguf_reference import NoReferenceError, reference_logits, why_not
 from edgespec.exporters.gguf_tensors import Plan
 from edgespec.exporters.gguf_tokenizer import Words, differing, stop_ids
 from edgespec.exporters.progress import Report
@@ -57,7 +57,7 @@ class Gate:
         self._words = words
         self._report = report
         self._tokens: list[int] = []
-        self._truth: Rows | None = None
+        self._truth: Rows | str | None = None
         self._before: tuple[str, Rows] | None = None
 
     def check(self, path: Path, plan: Plan | None, quant: Quant) -> None:
@@ -105,22 +105,31 @@ class Gate:
                 "The file computes logits that aren't numbers; the checkpoint's values may be too "
                 "large for this type: try --quant bf16 or f32."
             )
-        reason = why_not(self._checkpoint)
         figures = self.parity.figures.setdefault("logits", {})
-        if reason is None:
-            if self._truth is None:
-                self._report("asking transformers for the checkpoint's logits")
-                self._truth = reference_logits(self._checkpoint, self._tokens)
-            figures[quant.name] = self._compare("transformers", ours, self._truth, quant)
+        truth = self._reference()
+        if not isinstance(truth, str):
+            figures[quant.name] = self._compare("transformers", ours, truth, quant)
         elif self._before is not None:
             name, before = self._before
             figures[quant.name] = self._compare(f"the {name} file", ours, before, quant)
         else:
-            figures[quant.name] = {"compared_with": None, "because": reason}
+            figures[quant.name] = {"compared_with": None, "because": truth}
             self.parity.notes.append(
-                f"its logits were not compared with the checkpoint's, as {reason}"
+                f"its logits were not compared with the checkpoint's, as {truth}"
             )
         self._before = quant.name, ours
+
+    def _reference(self) -> Rows | str:
+        """The checkpoint's own logits, asked for once; or half a sentence why there are none."""
+        if self._truth is None:
+            self._truth = why_not(self._checkpoint)
+        if self._truth is None:
+            self._report("asking transformers for the checkpoint's logits")
+            try:
+                self._truth = reference_logits(self._checkpoint, self._tokens)
+            except NoReferenceError as error:
+                self._truth = str(error)
+        return self._truth
 
     def _compare(self, with_what: str, ours: Rows, theirs: Rows, quant: Quant) -> dict[str, Any]:
         theirs = theirs[:, : ours.shape[1]]
@@ -144,10 +153,10 @@ def near(quant: Quant) -> float:
 def distances(ours: Rows, theirs: Rows) -> dict[str, float]:
     """Largest difference over largest logit, mean divergence in nats, and agreement on the best."""
     difference = np.abs(ours - theirs).max() / max(float(np.abs(theirs).max()), 1e-30)
-    p, q = _log_probs(theirs), _log_probs(ours)
+    wanted, found = _log_probs(theirs), _log_probs(ours)
     return {
         "relative": float(difference),
-        "divergence": float((np.exp(p) * (p - q)).sum(axis=1).mean()),
+        "divergence": float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean()),
         "same_best": float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
         "positions": float(len(ours)),
     }

@@ -1,21 +1,24 @@
 """A target and its draft as GGUF, in one folder.
 
-Invariant: both or neither; and a pair whose tokens differ is refused before any work.
+Invariant: both or neither; and what the small files rule out, as a pair whose tokens differ, is
+refused before any work.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgespec.exporters import gguf, manifest
-from edgespec.exporters.checkpoint import Checkpoint, refuse_other_tokens
+from edgespec.exporters import gguf, gguf_families, manifest
+from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_other_tokens
 from edgespec.exporters.gguf import Result
 from edgespec.exporters.gguf_quant import Quant
 from edgespec.exporters.gguf_sentencepiece import UNUSED
-from edgespec.exporters.gguf_vocabulary import Vocabulary
+from edgespec.exporters.gguf_vocabulary import Vocabulary, read_vocabulary
 from edgespec.exporters.manifest import Manifest
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import refuse_existing, stage
+from edgespec.exporters.staging import Stage, refuse_existing, stage
 
 _NAMES = ("target", "draft")
 
@@ -31,7 +34,7 @@ def export_pair(
 ) -> list[Result]:
     """Write both into the folder `out`. Raises ExportError as `gguf.export` does.
 
-    A run that was stopped after the target was done goes on with the draft.
+    A run that was stopped goes on from the steps that it finished, of the target and of the draft.
     """
     models = (target, draft)
     refuse_existing(out, overwrite, [*target.shards, *draft.shards])
@@ -40,14 +43,15 @@ def export_pair(
     wanted = [gguf.wanted(model, quant) for model, quant in zip(models, quants, strict=True)]
     need = sum(gguf.disk_bytes(model, quant) for model, quant in zip(models, quants, strict=True))
     results: list[Result] = []
-    with stage(out, wanted={"pair": wanted}, need_bytes=need, overwrite=overwrite) as work:
-        folder = work.folder / "pair"
+    with (
+        stage(out, wanted={"pair": wanted}, need_bytes=need, overwrite=overwrite) as work,
+        _kept(work, work.folder / "pair") as folder,
+    ):
         for name, model, quant in zip(_NAMES, models, quants, strict=True):
             path = folder / f"{name}-{model.name}-{quant.name}.gguf"
             if work.finished(name) is not None:
                 results.append(_earlier(path))
                 continue
-            folder.mkdir(exist_ok=True)
             results.append(
                 gguf.export(
                     model, path, quant, overwrite=True,
@@ -68,6 +72,35 @@ def export_pair(
         )
         for result in results
     ]
+
+
+@contextlib.contextmanager
+def _kept(work: Stage, folder: Path) -> Iterator[Path]:
+    """A folder whose own exports go on, after a stop, from the steps that they finished in it."""
+    folder.mkdir(exist_ok=True)
+    work.finish("begun", folder)
+    try:
+        yield folder
+    except BaseException:
+        if folder.is_dir() and not any(folder.iterdir()):
+            work.forget("begun")
+        raise
+
+
+def require_fit(models: Sequence[Outline]) -> None:
+    """Refuse what a target, alone or with its draft, shows without its weights.
+
+    Raises what `gguf_families.read` and `read_vocabulary` do, and ExportError where a token means
+    another text to the draft.
+    """
+    vocabularies = []
+    for model in models:
+        config = gguf_families.read(gguf_families.find(model), model).config
+        rows = config.get("vocab_size")  # which not all write down
+        words = _used(read_vocabulary(model))
+        vocabularies.append(words[:rows] if isinstance(rows, int) else words)
+    for draft, theirs in zip(models[1:], vocabularies[1:], strict=True):
+        refuse_other_tokens(models[0], draft, vocabularies[0], theirs)
 
 
 def require_same_tokens(

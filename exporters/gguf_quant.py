@@ -18,8 +18,10 @@ import gguf
 
 from edgespec.errors import ConfigError, EdgespecError, ExportError
 from edgespec.exporters.progress import Report
+from edgespec.exporters.staging import DiskError, Stopped
 
 _POLL_S = 0.2
+_KILLED = 9  # the signal by which a system frees memory
 _PLAIN = {
     "f32": gguf.GGMLQuantizationType.F32,
     "f16": gguf.GGMLQuantizationType.F16,
@@ -76,7 +78,8 @@ def quantise(
 ) -> None:
     """Write `source` again with its matrices as `wanted`; `expected`: about how many bytes.
 
-    threads: None is the usable CPUs. Raises ExportError with llama.cpp's reason where it gives up.
+    threads: None is the usable CPUs. Raises ExportError with llama.cpp's reason where it gives up,
+    DiskError where the disk does, and Stopped where the system ended it.
     """
     code = "import sys; from edgespec.exporters.gguf_quant import main; sys.exit(main())"
     files = [str(source.absolute()), str(destination.absolute())]
@@ -108,6 +111,16 @@ def quantise(
         said = [line for line in lines if line]
         reason = said[-1].rstrip(".") if said else f"it ended with {process.returncode}"
         destination.unlink(missing_ok=True)
+        if "iostream" in reason:  # as C++ says of any file that it can't write
+            raise DiskError(
+                f"The disk took no more of the {wanted.name} file; make room and run the same "
+                "command again, or choose a place on another disk."
+            )
+        if process.returncode == -_KILLED:
+            raise Stopped(
+                f"The system ended llama.cpp while it quantised to {wanted.name}, perhaps for want "
+                "of memory; close other programs and run the same command again."
+            )
         raise ExportError(f"llama.cpp can't quantise this model to {wanted.name}: {reason}.")
 
 

@@ -1,6 +1,7 @@
 """A checkpoint's logits by transformers, in a process of its own.
 
 Invariant: torch and the whole model live in another process, which is gone when the rows are here.
+What keeps it from computing them is told apart from a checkpoint that isn't whole.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +26,12 @@ from edgespec.exporters import transformers_4
 from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.platform.memory import total_memory
 from edgespec.units import human_bytes
+
+_UNFIT = 3  # the other process's exit status for weights that aren't whole
+
+
+class NoReferenceError(ExportError):
+    """transformers couldn't be asked; says why, as half a sentence."""
 
 
 def why_not(checkpoint: Checkpoint) -> str | None:
@@ -42,7 +51,11 @@ def why_not(checkpoint: Checkpoint) -> str | None:
 
 
 def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The rows after each of `tokens`, (n, V) float32. Raises ExportError where it can't run."""
+    """The rows after each of `tokens`, (n, V) float32.
+
+    Raises NoReferenceError where transformers can't compute them, and ExportError for a checkpoint
+    that lacks what its model needs.
+    """
     code = "from edgespec.exporters.gguf_reference import main; main()"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgespec-")))
@@ -57,7 +70,7 @@ def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArr
             }
         )  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             input=asked.encode(),
             capture_output=True,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
@@ -65,30 +78,54 @@ def reference_logits(checkpoint: Checkpoint, tokens: Sequence[int]) -> npt.NDArr
         if done.returncode or not out.is_file():
             lines = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line]
             reason = lines[-1].strip().rstrip(".") if lines else f"it ended with {done.returncode}"
-            raise ExportError(f"transformers can't run {checkpoint.source}: {reason}.")
+            if done.returncode == _UNFIT:
+                raise ExportError(f"transformers can't run {checkpoint.source}: {reason}.")
+            if done.returncode < 0:
+                raise NoReferenceError(
+                    "the system stopped transformers, perhaps for want of memory"
+                )
+            raise NoReferenceError(f"transformers can't run it: {reason}")
         rows: npt.NDArray[np.float32] = np.load(out)
     return rows
 
 
 def main() -> None:
     """The other process: reads what is asked on stdin, and leaves the rows in a file."""
+    try:
+        unfit = _compute(json.load(sys.stdin))
+    except Exception as error:  # whatever its many parts raise
+        said = str(error).strip() or type(error).__name__
+        print(re.split(r"\n|\. ", said, maxsplit=1)[0], file=sys.stderr)
+        sys.exit(1)
+    if unfit:
+        print(unfit, file=sys.stderr)
+        sys.exit(_UNFIT)
+
+
+def _compute(asked: dict[str, Any]) -> str | None:
+    """Leave the rows in the file; what the checkpoint lacks, where it isn't whole."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    asked = json.load(sys.stdin)
     model, found = AutoModelForCausalLM.from_pretrained(
         asked["path"],
-        config=AutoConfig.from_pretrained(asked["config"]),
+        config=AutoConfig.from_pretrained(asked["config"], trust_remote_code=False),
         torch_dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
     )
-    if found["missing_keys"]:  # it would make them up, and go on
-        sys.exit(f"it finds no {sorted(found['missing_keys'])[0]} in it")
+    # It would make these up, and go on.
+    unfit = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    for names, what in ((found["missing_keys"], "no"), (unfit, "no fitting")):
+        if names:
+            return f"it finds {what} {min(names)} in it"
     model.eval()
     with torch.no_grad():
         rows = model(input_ids=torch.tensor([asked["tokens"]]), use_cache=False).logits[0]
     np.save(asked["out"], rows.float().numpy())
+    return None
 
 
 def _speaks_old_words() -> bool:

@@ -17,15 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import COMPUTED, Checkpoint
 from edgespec.exporters.gguf_families import Change, Family
 from edgespec.exporters.gguf_settings import Hyperparameters
 from edgespec.exporters.weights import FLOATS, StoredTensor
 
 Type = gguf.GGMLQuantizationType
 
-# Buffers that older checkpoints hold and that llama.cpp computes itself.
-_COMPUTED = re.compile(r".*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)")
 _OTHER_SENSES = re.compile(r".*(vision_tower|vision_model|multi_modal_projector|audio_tower)\..*")
 _STORED = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
 _ITEM_BYTES = {Type.F32: 4, Type.F16: 2, Type.BF16: 2}
@@ -118,7 +116,7 @@ def plan(
     notes: list[str] = []
     senses = 0
     for tensor in checkpoint.tensors.values():
-        if _COMPUTED.fullmatch(tensor.name):
+        if COMPUTED.fullmatch(tensor.name):
             continue
         if _OTHER_SENSES.fullmatch(tensor.name):
             senses += 1
@@ -153,6 +151,11 @@ def plan(
         planned.append(Planned("output.weight", embedding.type, embedding.shape, embedding.source))
     _refuse_gaps(checkpoint, planned, hyperparameters.layers)
     return Plan(tuple(planned), rows, tuple(notes))
+
+
+def stored_types(checkpoint: Checkpoint) -> set[str]:
+    """The types of the tensors that have a place in a file, as the checkpoint stores them."""
+    return {t.dtype for t in checkpoint.weights if not _OTHER_SENSES.fullmatch(t.name)}
 
 
 def write(writer: gguf.GGUFWriter, tensors: Iterable[Planned], written: Any) -> None:

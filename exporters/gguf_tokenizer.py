@@ -227,7 +227,7 @@ def _note_white_space(words: Words) -> None:
 
 
 def _special(checkpoint: Checkpoint, rows: int) -> tuple[dict[str, int], Any]:
-    """Ids by their task and the chat template, as the gguf library finds them."""
+    """Ids by their task as the gguf library finds them, and the chat template."""
     try:
         found = gguf.SpecialVocab(checkpoint.path, load_merges=False, n_vocab=rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -235,7 +235,20 @@ def _special(checkpoint: Checkpoint, rows: int) -> tuple[dict[str, int], Any]:
             f"The tokenizer files of {checkpoint.source} are damaged ({error}); download them "
             "again."
         ) from error
-    return dict(found.special_token_ids), found.chat_template
+    template = _template(checkpoint)
+    return dict(found.special_token_ids), found.chat_template if template is None else template
+
+
+def _template(checkpoint: Checkpoint) -> Any:
+    """The template from files of its own, which go before the one in the tokenizer's settings."""
+    default = checkpoint.text("chat_template.jinja")
+    more = sorted((checkpoint.path / "additional_chat_templates").glob("*.jinja"))
+    if default is None or not more:
+        return default
+    named = {"default": default} | {
+        path.stem: checkpoint.text(f"{path.parent.name}/{path.name}") for path in more
+    }
+    return [{"name": name, "template": template} for name, template in named.items()]
 
 
 def _ends(

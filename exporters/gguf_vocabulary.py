@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Outline
 from edgespec.exporters.gguf_sentencepiece import (
     BYTE,
     CONTROL,
@@ -68,8 +68,8 @@ class Vocabulary:
     notes: list[str]
 
 
-def read_vocabulary(checkpoint: Checkpoint, rows: int) -> Vocabulary:
-    """The vocabulary of a checkpoint whose embedding has `rows` rows.
+def read_vocabulary(checkpoint: Outline, rows: int | None = None) -> Vocabulary:
+    """The vocabulary of a checkpoint whose embedding has `rows` rows (None: one for each token).
 
     Raises ExportError where it has none, or one of a kind that llama.cpp can't reproduce.
     """
@@ -95,7 +95,7 @@ def read_vocabulary(checkpoint: Checkpoint, rows: int) -> Vocabulary:
             f"The tokenizer of {checkpoint.source} is damaged ({type(error).__name__}: {error})"
         )
         raise ExportError(f"{message}; download it again.") from error
-    _fit(vocabulary, rows)
+    _fit(vocabulary, len(vocabulary.tokens) if rows is None else rows)
     _refuse_twins(checkpoint, vocabulary)
     return vocabulary
 
@@ -123,7 +123,7 @@ def _byte_level_vocabulary(description: dict[str, Any]) -> Vocabulary:
 
 
 def _sentencepiece_vocabulary(
-    checkpoint: Checkpoint, description: dict[str, Any] | None
+    checkpoint: Outline, description: dict[str, Any] | None
 ) -> Vocabulary:
     model = read_sentencepiece(checkpoint.path / "tokenizer.model")
     if model.kind != "bpe":
@@ -149,7 +149,7 @@ def _sentencepiece_vocabulary(
     )
 
 
-def _vocabulary_of_merges(checkpoint: Checkpoint, description: dict[str, Any]) -> Vocabulary:
+def _vocabulary_of_merges(checkpoint: Outline, description: dict[str, Any]) -> Vocabulary:
     """SentencePiece's scores from the order of merges: a piece is as likely as it is made early."""
     model = _bpe(description)
     words = {int(number): text for text, number in model["vocab"].items()}
@@ -196,7 +196,7 @@ def _added(description: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {int(entry["id"]): entry for entry in description.get("added_tokens") or ()}
 
 
-def _added_by_config(checkpoint: Checkpoint) -> dict[int, Mapping[str, Any]]:
+def _added_by_config(checkpoint: Outline) -> dict[int, Mapping[str, Any]]:
     """The same from the older files, where there is no tokenizer.json."""
     added: dict[int, Mapping[str, Any]] = {
         int(number): {"id": int(number), "content": text, "special": False}
@@ -254,7 +254,7 @@ def _fit(vocabulary: Vocabulary, rows: int) -> None:
         vocabulary.scores += [_PADDING_SCORE] * missing
 
 
-def _refuse_twins(checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
+def _refuse_twins(checkpoint: Outline, vocabulary: Vocabulary) -> None:
     """llama.cpp ends the program over a vocabulary that holds a token twice."""
     seen: dict[str, int] = {}
     for number, text in enumerate(vocabulary.tokens):
@@ -270,7 +270,7 @@ def _refuse_twins(checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
         seen[text] = number
 
 
-def _from_parts(checkpoint: Checkpoint) -> dict[str, Any] | None:
+def _from_parts(checkpoint: Outline) -> dict[str, Any] | None:
     """A tokenizer.json of vocab.json and merges.txt, for the classes whose rule is known."""
     words, merges = checkpoint.json("vocab.json"), checkpoint.text("merges.txt")
     if not words or merges is None:

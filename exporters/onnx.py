@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgespec.backends.ort_graph import ROWS
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
-from edgespec.exporters.checkpoint import Checkpoint, Outline
+from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_quantised
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import has_space, refuse_existing, require_text, stage
@@ -125,12 +125,14 @@ def chosen(outline: Outline, dtype: str, style: Style | None = None) -> tuple[st
     """A checkpoint's architecture and the style it would be exported in, by what it says of itself.
 
     style: None is fused where that can be had. Raises ConfigError for an unknown dtype and
-    ExportError where the style can't be had, or transformers can't be told what the model is.
+    ExportError where the style can't be had, transformers can't be told what the model is, or its
+    weights are quantised already.
     """
     from edgespec.exporters import onnx_fused, transformers_4
 
     if dtype not in DTYPES:
         raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
+    refuse_quantised(outline)
     architecture = next(iter(outline.architectures), "a model without a name")
     refusal = onnx_fused.refusal(architecture, transformers_4.config(outline))
     if style == "fused" and refusal is not None:
@@ -261,11 +263,14 @@ def _make(
 
     report("reading the tokenizer")
     tokenizer = onnx_text.load(checkpoint)
-    ids = onnx_text.probe_ids(tokenizer)
+    rows = onnx_text.rows(checkpoint)
+    ids = onnx_text.probe_ids(tokenizer, rows)
     onnx_text.save(checkpoint, tokenizer, folder)
-    onnx_text.check(folder, tokenizer, ids)
+    onnx_text.check(folder, tokenizer, rows, ids)
     report("loading the checkpoint")
     loaded = onnx_reference.load(checkpoint)
+    vocabulary = loaded.get_input_embeddings().weight.shape[0]
+    notes = onnx_text.unread(checkpoint, tokenizer, ids, vocabulary)
     report("running the checkpoint on the probe texts")
     reference = onnx_reference.logits(loaded, ids)
     behind = onnx_reference.behind_window(loaded, ids)
@@ -282,7 +287,6 @@ def _make(
     else:
         model = onnx_portable.build(loaded, scratch, half=half)
     del loaded
-    notes: list[str] = []
     onnx_graph.join_transposes(model)
     ends = onnx_graph.find_ends(model, vocabulary)
     if tied:

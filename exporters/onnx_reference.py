@@ -93,7 +93,7 @@ def _check_positions(loaded: Any, checkpoint: Checkpoint) -> None:
 
 def _stored_type(checkpoint: Checkpoint) -> torch.dtype:
     """The type that holds every weight as it is stored, whatever the configuration says."""
-    kinds = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    kinds = {tensor.dtype for tensor in checkpoint.weights}
     if kinds == {"BF16"}:
         return torch.bfloat16
     return torch.float16 if kinds == {"F16"} else torch.float32

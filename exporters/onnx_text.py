@@ -64,11 +64,18 @@ def tokens(tokenizer: Any) -> list[str]:
     return [texts.get(number, f"[PAD{number}]") for number in range(max(texts, default=-1) + 1)]
 
 
-def probe_ids(tokenizer: Any) -> Ids:
-    """The ids of every probe text, and of one made of the model's own control tokens."""
+def rows(outline: Outline) -> int | None:
+    """How many ids the model has embeddings for; None where config.json leaves it to the class."""
+    config = outline.config.get("text_config") or outline.config
+    found = config.get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def probe_ids(tokenizer: Any, rows: int | None) -> Ids:
+    """The ids of every probe text, and of one made of those of its control tokens below `rows`."""
     return {
         name: tokenizer(text, add_special_tokens=False).input_ids
-        for name, text in _texts(tokenizer).items()
+        for name, text in _texts(tokenizer, rows).items()
     }
 
 
@@ -86,8 +93,10 @@ def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
             shutil.copyfile(checkpoint.path / name, folder / name)
 
 
-def check(folder: Path, tokenizer: Any, expected: Mapping[str, list[int]]) -> None:
-    """Raises ExportError where the folder's tokenizer.json gives other ids."""
+def check(
+    folder: Path, tokenizer: Any, rows: int | None, expected: Mapping[str, list[int]]
+) -> None:
+    """Raises ExportError where the folder's tokenizer.json gives other ids for the same texts."""
     from tokenizers import Tokenizer
 
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -95,7 +104,7 @@ def check(folder: Path, tokenizer: Any, expected: Mapping[str, list[int]]) -> No
     ours.no_padding()
     got = {
         name: ours.encode(text, add_special_tokens=False).ids
-        for name, text in _texts(tokenizer).items()
+        for name, text in _texts(tokenizer, rows).items()
     }
     if where := differing_ids(expected, got):
         raise ExportError(
@@ -103,6 +112,28 @@ def check(folder: Path, tokenizer: Any, expected: Mapping[str, list[int]]) -> No
         )
 
 
-def _texts(tokenizer: Any) -> dict[str, str]:
-    control = list(map(str, tokenizer.added_tokens_encoder))[:12]
-    return {**PROBES, "control tokens": " and ".join(control) or "none"}
+def unread(
+    checkpoint: Outline, tokenizer: Any, ids: Mapping[str, list[int]], embeddings: int
+) -> list[str]:
+    """What to tell of tokens that the model has no embedding for.
+
+    Raises ExportError where a usual text is written with one.
+    """
+    if any(token >= embeddings for text in ids.values() for token in text):
+        raise ExportError(
+            f"The tokenizer of {checkpoint.name} writes usual texts with tokens that the model has "
+            "no embeddings for, so its files are of another model; download them again."
+        )
+    extra = len(tokens(tokenizer)) - embeddings
+    if extra <= 0:
+        return []
+    return [
+        f"its tokenizer has {extra} more tokens than the model has embeddings; the model can't "
+        "read the last ones"
+    ]
+
+
+def _texts(tokenizer: Any, rows: int | None) -> dict[str, str]:
+    added = tokenizer.added_tokens_encoder.items()
+    control = [str(text) for text, token in added if rows is None or token < rows]
+    return {**PROBES, "control tokens": " and ".join(control[:12]) or "none"}

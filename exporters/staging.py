@@ -3,7 +3,7 @@
 Invariant: whatever ends an export early, nothing appears under a final name, and what was there
 before is still there, or where it lies is said. Work happens in a folder beside the destination,
 so publishing is one rename on one disk. A folder is replaced only if everything in it is an
-export's. A run that was stopped, or ran into trouble with the disk, leaves its working folder
+export's. A run that was stopped, or that the disk or the system stopped, leaves its working folder
 behind when a finished step in it is worth keeping; the next run for the same destination goes on
 from it if it is asked for the same thing, and clears it away otherwise. What failed its check is
 never gone on from.
@@ -36,8 +36,12 @@ _CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # there because somebody looked
 
 
-class DiskError(ExportError):
-    """Trouble with the disk: what was finished before it is good."""
+class Stopped(ExportError):
+    """The machine stopped the work: what was finished before that is good."""
+
+
+class DiskError(Stopped):
+    """Trouble with the disk."""
 
 
 class Stage:
@@ -61,10 +65,21 @@ class Stage:
     def finish(self, step: str, made: Path) -> None:
         """Keep `made` (in the folder, whole and closed) for a later run, should this one stop."""
         self._finished[step] = made.relative_to(self.folder).as_posix()
+        self._save()
+
+    def _save(self) -> None:
+        if not self._finished:
+            (self.folder / _STATE).unlink(missing_ok=True)
+            return
         state = {"wanted": self._wanted, "finished": self._finished}
         part = self.folder / f"{_STATE}.part"
         part.write_text(json.dumps(state), encoding="utf-8")
         part.replace(self.folder / _STATE)
+
+    def forget(self, step: str) -> None:
+        """Nothing that it made is worth keeping."""
+        del self._finished[step]
+        self._save()
 
     def publish(self, results: Mapping[Path, Path]) -> None:
         """Move each file or folder made here to its final name, replacing what is there.
@@ -161,7 +176,7 @@ def stage(
                     f"{destination} couldn't be replaced ({reason}), and what was there before "
                     f"lies in {old} now; move it back."
                 ) from error
-            refused = isinstance(error, EdgespecError) and not isinstance(error, DiskError)
+            refused = isinstance(error, EdgespecError) and not isinstance(error, Stopped)
             if refused or not (folder / _STATE).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
             raise

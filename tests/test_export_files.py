@@ -21,10 +21,10 @@ from links import needs_links
 
 from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
 from edgespec.exporters import manifest, transformers_4
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_quantised
 from edgespec.exporters.manifest import Manifest
 from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
-from edgespec.exporters.staging import refuse_existing, require_space, stage
+from edgespec.exporters.staging import Stopped, refuse_existing, require_space, stage
 from edgespec.exporters.weights import read_index
 from edgespec.registry import load_registry
 
@@ -180,6 +180,35 @@ def test_the_licence_is_the_model_cards(tmp_path: Path) -> None:
     assert Checkpoint.open(folder).licence == "unknown"
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Tiny\n")
     assert Checkpoint.open(folder).licence == "apache-2.0"
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-16")
+    assert Checkpoint.open(folder).licence == "unknown"  # no reason to fail for
+
+
+@pytest.mark.parametrize("parts_left", [True, False])
+def test_a_single_file_goes_before_the_parts_that_lay_there_before(
+    parts_left: bool, tmp_path: Path
+) -> None:
+    """As transformers loads it: saving a model again leaves the index of its parts behind."""
+    folder = tiny.write_checkpoint(tmp_path / "m", shards=2)
+    newer = tiny.write_checkpoint(tmp_path / "newer", seed=1)
+    (newer / "model.safetensors").replace(folder / "model.safetensors")
+    for part in () if parts_left else folder.glob("model-*.safetensors"):
+        part.unlink()
+    found = Checkpoint.open(folder)
+    assert [path.name for path in found.shards] == ["model.safetensors"]
+    wrote = tiny.tensors(json.loads((folder / "config.json").read_text()), seed=1)
+    name = "model.norm.weight"
+    assert np.array_equal(found.tensors[name].floats(), wrote[name])
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "quantization"])
+@pytest.mark.parametrize("inner", [True, False])
+def test_weights_that_are_said_to_be_quantised_are_refused(key: str, inner: bool) -> None:
+    said = {key: {"bits": 4}}
+    config = {"model_type": "m", **({"text_config": said} if inner else said)}
+    with pytest.raises(ExportError, match="org/m is quantised already; export from the original"):
+        refuse_quantised(Outline(Path(), config, "org/m", None))
+    refuse_quantised(Outline(Path(), {key: None, "text_config": None}, "org/m", None))
 
 
 # --------------------------------------------------------------- what a newer transformers wrote
@@ -375,6 +404,23 @@ def test_what_the_hub_cannot_give_is_a_sentence(tmp_path: Path) -> None:
         assert "no config.json" in from_hub(hub, home).stderr
         hub.broken = True
         assert "answered 503" in from_hub(hub, tmp_path / "other").stderr
+
+
+def test_of_a_repository_with_both_the_single_file_is_fetched(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m", shards=2)
+    tiny.write_checkpoint(folder, seed=1)
+    with HubServer(repository(folder)) as hub:
+        for _ in range(2):  # the second time it is in the cache
+            done = from_hub(hub, tmp_path / "home")
+            assert done.returncode == 0, done.stderr
+        assert [line for line in hub.log if "/cdn/org/tiny/model.safetensors" in line]
+        assert not [line for line in hub.log if "model-0000" in line]
+
+
+def test_an_adapter_of_the_hub_is_told_as_one(tmp_path: Path) -> None:
+    with HubServer({("org/tiny", "adapter_config.json"): b"{}"}) as hub:
+        done = from_hub(hub, tmp_path / "home")
+        assert "org/tiny is an adapter" in done.stderr and "merge it" in done.stderr
 
 
 def test_bytes_that_arrive_damaged_are_not_used(tmp_path: Path) -> None:
@@ -645,6 +691,7 @@ def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:
     [
         (KeyboardInterrupt(), True),
         (OSError(28, "No space left on device"), True),
+        (Stopped("the system ended it"), True),
         (ExportError("it isn't faithful"), False),
         (ModelError("llama.cpp can't open it"), False),
     ],

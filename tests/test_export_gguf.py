@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -35,7 +36,7 @@ from edgespec.exporters import (
     gguf_tokenizer,
     quantise,
 )
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.gguf_pair import export_pair, require_same_tokens
 from edgespec.exporters.gguf_quant import quant
 from edgespec.exporters.gguf_sentencepiece import read_sentencepiece
@@ -415,6 +416,22 @@ def test_added_tokens_template_and_every_stop_id(tmp_path: Path) -> None:
     assert all(result.parity["stop_ids"][str(stop)] for stop in stops)
 
 
+@pytest.mark.parametrize("settings", [True, False])
+def test_a_template_in_its_own_file_goes_first(settings: bool, tmp_path: Path) -> None:
+    """As in transformers, and in our exports to ONNX."""
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    if settings:
+        tiny.write_json(folder / "tokenizer_config.json", {"chat_template": "the old one"})
+    (folder / "chat_template.jinja").write_text("the new one", encoding="utf-8")
+    found = read_header(exported(folder).path).metadata
+    assert found["tokenizer.chat_template"] == "the new one"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("with tools")
+    found = read_header(exported(folder, overwrite=True).path).metadata
+    assert found["tokenizer.chat_template"] == "the new one"
+    assert found["tokenizer.chat_template.tools"] == "with tools"
+
+
 @pytest.mark.parametrize("damage", ["vocabulary twice", "not BPE", "no object", "no merges"])
 def test_a_damaged_tokenizer_is_a_sentence(damage: str, tmp_path: Path) -> None:
     tokenizer = tiny.byte_level_tokenizer()
@@ -468,6 +485,22 @@ def test_a_type_that_needs_more_than_weights_is_refused_before_any_work(
     with pytest.raises(ExportError, match=f"can't quantise this model to {name}"):
         gguf.export(Checkpoint.open(wide), tmp_path / "m.gguf", asked)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_buffer_of_another_type_decides_nothing(wide: Path, tmp_path: Path) -> None:
+    """Older checkpoints hold frequencies in 32 bits beside weights in 16."""
+    folder = tmp_path / "m"
+    shutil.copytree(wide, folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    tiny.write_safetensors(
+        folder / "model-00002-of-00002.safetensors",
+        {
+            "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32),
+            "vision_tower.patch.weight": np.ones(8, np.float32),
+        },
+    )
+    result = exported(folder, quant("q8_0"))
+    assert list(result.parity["logits"]) == ["bf16", "q8_0"]
 
 
 def test_an_unknown_type_names_those_there_are() -> None:
@@ -556,6 +589,57 @@ def test_stopped_while_quantising_goes_on_from_there(wide: Path, tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "m.gguf.manifest.json"]
 
 
+def test_a_disk_that_is_full_while_quantising_keeps_what_was_converted(
+    wide: Path, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    out = tmp_path / "m.gguf"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(stage: str, done: int = 0, total: int | None = 0, /) -> None:
+        if stage.startswith("checking the bf16"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+    try:
+        with pytest.raises(ExportError, match=r"^The disk took no more of the q8_0 file; make ro"):
+            gguf.export(Checkpoint.open(wide), out, quant("q8_0"), report=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    stages: list[str] = []
+    gguf.export(
+        Checkpoint.open(wide), out, quant("q8_0"), report=lambda stage, *_: stages.append(stage)
+    )
+    assert "writing tensors" not in stages
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "m.gguf.manifest.json"]
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Every other process ends as the system ends one to free its memory."""
+    if sys.platform == "win32":
+        pytest.skip("there are no signals")
+    script = tmp_path / "killed"
+    script.write_text("#!/bin/sh\nkill -9 $$\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return monkeypatch
+
+
+def test_a_quantiser_that_the_system_ended_may_go_on(
+    wide: Path, tmp_path: Path, killed: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "m.gguf"
+    with pytest.raises(ExportError, match=r"The system ended llama\.cpp .*want of memory"):
+        gguf.export(Checkpoint.open(wide), out, quant("q8_0"))
+    killed.undo()
+    killed.setattr(gguf_gate, "why_not", lambda _: "this test doesn't ask it")
+    stages: list[str] = []
+    gguf.export(
+        Checkpoint.open(wide), out, quant("q8_0"), report=lambda stage, *_: stages.append(stage)
+    )
+    assert "writing tensors" not in stages
+
+
 def test_memory_stays_under_twice_the_largest_shard(tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(
         tmp_path / "m", hidden_size=512, intermediate_size=1024, num_hidden_layers=8, shards=4,
@@ -613,7 +697,7 @@ def test_the_notes_of_a_checkpoint_are_told_and_kept(
 ) -> None:
     found = Checkpoint.open(tiny.write_checkpoint(tmp_path / "m"))
     found = dataclasses.replace(found, notes=("it is of yesterday",))
-    monkeypatch.setattr(Checkpoint, "open", lambda *_: found)
+    monkeypatch.setattr(Outline, "open", lambda *_: found)
     out = tmp_path / "m.gguf"
     assert main(["export", "gguf", str(tmp_path / "m"), str(out), "--quant", "f32"]) == 0
     assert capsys.readouterr().err.count("note: m: it is of yesterday\n") == 1
@@ -660,6 +744,75 @@ def test_another_converter(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="it knows no such model"):
         gguf.export(Checkpoint.open(folder), tmp_path / "no.gguf", F32, converter=script)
     assert not (tmp_path / "no.gguf").exists()
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", ["code of its own", "unknown"])
+def test_a_family_that_transformers_lacks_is_a_note(
+    kind: str, tmp_path: Path, with_torch: None
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    script = tmp_path / "convert.py"
+    known = tmp_path / "known.gguf"
+    script.write_text(f"import shutil, sys\nshutil.copy({str(known)!r}, sys.argv[3])\n")
+    exported(folder, out=known)
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"architectures": ["NewForCausalLM"], "model_type": "newest"}
+    if kind != "unknown":
+        values["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    tiny.write_json(folder / "config.json", values)
+    result = gguf.export(Checkpoint.open(folder), tmp_path / "m.gguf", F32, converter=script)
+    found = result.parity["logits"]["f32"]
+    assert found["compared_with"] is None
+    assert found["because"].startswith("transformers can't run it: The ")
+    assert ("code" if kind != "unknown" else "newest") in found["because"]
+    assert "trust_remote_code" not in found["because"]
+    assert any(found["because"] in note for note in result.notes)
+
+
+@needs_torch
+def test_a_reference_that_the_system_ended_is_a_note(
+    wide: Path, tmp_path: Path, with_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def killed(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, -9, b"", b"Loading checkpoint shards: 50%|\n")
+
+    monkeypatch.setattr(gguf_reference.subprocess, "run", killed)
+    result = gguf.export(Checkpoint.open(wide), tmp_path / "m.gguf", quant("q8_0"))
+    logits = result.parity["logits"]
+    assert "the system stopped transformers" in logits["bf16"]["because"]
+    assert logits["q8_0"]["compared_with"] == "the bf16 file"
+    assert len(asked) == 1 and len([n for n in result.notes if "the system stopped" in n]) == 1
+
+
+@needs_torch
+@pytest.mark.parametrize(("changed", "said"), [(None, "no"), (np.ones((3, 3)), "no fitting")])
+def test_a_reference_that_makes_weights_up_is_none(changed: Any, said: str, tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    found = tiny.tensors(json.loads((folder / "config.json").read_text()))
+    name = "model.layers.1.mlp.up_proj.weight"
+    found |= {name: changed}
+    if changed is None:
+        del found[name]
+    tiny.write_safetensors(folder / "model.safetensors", found)
+    with pytest.raises(ExportError, match=rf"it finds {said} model\.layers\.1\.mlp") as caught:
+        gguf_reference.reference_logits(Checkpoint.open(folder), [1, 2])
+    assert not isinstance(caught.value, gguf_reference.NoReferenceError)
+
+
+@needs_torch
+def test_the_reference_runs_no_code_of_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    for name in ("numpy", "torch", "transformers", "yaml"):
+        (folder / f"{name}.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(folder)
+    assert len(gguf_reference.reference_logits(Checkpoint.open("."), [1, 2])) == 2
+    assert not (folder / "ran").exists()
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
@@ -740,6 +893,7 @@ def test_what_is_exported_is_never_replaced(tmp_path: Path) -> None:
         (["gguf", "org/no-such", "there"], "exists already; --force"),
         (["gguf", "org/no-such", "--quant", "q9"], "llama.cpp has no type q9"),
         (["gguf", "org/no-such", "--quant", "iq1_s"], "iq1_s needs an importance matrix"),
+        (["gguf", "org/no-such", "--converter", "no.py"], "There is no converter at no.py"),
         (["pair", "org/no-such", "org/none", "there"], "exists already; --force"),
         (["pair", "org/no-such", "org/none", "new", "--quant", "q9"], "has no type q9"),
         (["pair", "org/no-such", "org/none", "new", "--draft-quant", "q9"], "has no type q9"),
@@ -795,6 +949,34 @@ def test_a_pair_is_exported_checked_and_registered(tmp_path: Path) -> None:
     again = run("pair", target, draft, tmp_path / "other", "--name", "pair", home=home)
     assert again.returncode == 1 and 'has an entry "pair-target" already' in again.stderr
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("stopped", ["target: checking the bf16 file", "target: writing tensors"])
+def test_a_stopped_pair_goes_on_with_what_its_target_had_finished(
+    stopped: str, wide: Path, tmp_path: Path
+) -> None:
+    stages: list[str] = []
+
+    def stop(stage: str, done: int = 0, total: int | None = 0, /) -> None:
+        stages.append(stage)
+        if stage == stopped:
+            raise KeyboardInterrupt
+
+    def pair(report: Any) -> None:
+        quants = (quant("q8_0"), quant("bf16"))
+        target, draft = Checkpoint.open(wide), Checkpoint.open(wide)
+        export_pair(target, draft, tmp_path / "pair", quants=quants, report=report)
+
+    with pytest.raises(KeyboardInterrupt):
+        pair(stop)
+    written = "checking" in stopped
+    assert [path.name for path in tmp_path.iterdir()] == [".pair.partial"] * written
+    stages.clear()
+    pair(lambda stage, *_: stages.append(stage))
+    assert ("target: writing tensors" in stages) is not written
+    assert "draft: writing tensors" in stages
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+    assert len(list((tmp_path / "pair").iterdir())) == 4
 
 
 def test_a_pair_with_other_tokens_is_refused_before_any_work(tmp_path: Path) -> None:

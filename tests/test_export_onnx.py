@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -593,8 +594,9 @@ def test_a_tokenizer_of_a_newer_transformers(
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
     tokenizer = onnx_text.load(Checkpoint.open(folder))
-    assert onnx_text.probe_ids(tokenizer) == onnx_text.probe_ids(onnx_text.load(source))
-    onnx_text.check(folder, tokenizer, onnx_text.probe_ids(tokenizer))
+    ids, rows = onnx_text.probe_ids(tokenizer, None), onnx_text.rows(source)
+    assert ids == onnx_text.probe_ids(onnx_text.load(source), rows)
+    onnx_text.check(folder, tokenizer, rows, ids)
 
 
 @with_extra
@@ -618,7 +620,32 @@ def test_a_tokenizer_that_cuts_and_fills_up_texts_is_the_same(
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
     tokenizer = onnx_text.load(Checkpoint.open(folder))
-    onnx_text.check(folder, tokenizer, onnx_text.probe_ids(tokenizer))
+    onnx_text.check(folder, tokenizer, None, onnx_text.probe_ids(tokenizer, None))
+
+
+@with_extra
+def test_a_token_beyond_the_embedding_is_told(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    """Added for padding, and nobody gave it an embedding."""
+    import shutil
+
+    from tiny_checkpoint import added
+
+    from edgespec.exporters import onnx_text
+
+    folder = tmp_path / "padded"
+    shutil.copytree(checkpoint().path, folder)
+    written = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    last = max(token["id"] for token in written["added_tokens"])
+    written["added_tokens"].append(added(last + 1, "[PAD]"))
+    (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+    result = exporter.export(Checkpoint.open(folder), tmp_path / "out", dtype="fp32")
+    assert [note for note in result.notes if "has 1 more tokens than the model has" in note]
+    tokenizer = onnx_text.load(Checkpoint.open(folder))
+    ids = onnx_text.probe_ids(tokenizer, None)
+    with pytest.raises(ExportError, match="padded writes usual texts with tokens that the model"):
+        onnx_text.unread(Checkpoint.open(folder), tokenizer, ids, last + 1)
 
 
 @with_extra
@@ -677,7 +704,12 @@ def test_weights_are_read_in_the_type_they_are_stored_in(
     assert {p.dtype for p in weights.values()} == {torch.float32}
     np.testing.assert_array_equal(weights["model.norm.weight"].detach().numpy(), stored)
     for dtype in ("bfloat16", "float16"):
-        half = onnx_reference.load(checkpoint("Qwen2", dtype=dtype))
+        source = checkpoint("Qwen2", dtype=dtype)
+        # Older ones hold frequencies too, which the model computes itself.
+        name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+        buffer = replace(source.tensors["model.norm.weight"], name=name, dtype="F32")
+        source = replace(source, tensors={**source.tensors, name: buffer})
+        half = onnx_reference.load(source)
         assert {p.dtype for p in half.parameters()} == {getattr(torch, dtype)}
 
 
@@ -1315,6 +1347,9 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
     packed["quantization_config"] = {"bits": 4}
     files["org/packed", "config.json"] = json.dumps(packed).encode()
     files["org/packed", "model.safetensors"] = b""
+    files |= {("org/new", name): data for (repo, name), data in files.items() if repo == "org/old"}
+    new = json.loads(files["org/old", "config.json"]) | {"architectures": ["NewForCausalLM"]}
+    files["org/new", "config.json"] = json.dumps(new).encode()
     asked = [
         "onnx org/old o --fused",
         "onnx org/target o --draft org/old --fused",
@@ -1323,6 +1358,11 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
         "pair org/target org/other o --format onnx",
         "pair org/target org/bare o --format onnx",
         "pair org/target org/packed o",
+        "pair org/target org/other o",
+        "gguf org/packed o",
+        "gguf org/new o",
+        "gguf org/bare o",
+        "onnx org/packed o",
     ]
     with HubServer(files) as hub:
         env = {
@@ -1336,9 +1376,11 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
         )  # fmt: skip
         assert done.stdout.strip() == str([1] * len(asked)), done.stderr
         assert done.stderr.count("GPT2LMHeadModel, which can't be exported with fused") == 2
-        assert done.stderr.count("other can't draft for target: token") == 2
+        assert done.stderr.count("other can't draft for target: token") == 3
         assert done.stderr.count("transformers can't load the tokenizer of bare: ") == 2
-        assert "org/packed is quantised already" in done.stderr
+        assert done.stderr.count("org/packed is quantised already") == 3
+        assert "org/new is of an architecture that can't be exported" in done.stderr
+        assert "org/bare has neither tokenizer.json nor tokenizer.model" in done.stderr
         assert not [line for line in hub.log if "safetensors" in line]
         assert [line for line in hub.log if "/cdn/org/other/tokenizer.json" in line]
 

@@ -82,24 +82,30 @@ def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     from edgespec.commands.progress import shown
     from edgespec.exporters import extra
-    from edgespec.exporters.checkpoint import Checkpoint
+    from edgespec.exporters.checkpoint import Checkpoint, Outline
     from edgespec.exporters.register import Exported, pair_entry, refuse_taken, register
 
     extra.require("gguf", "tokenizers")
-    from edgespec.exporters import gguf, gguf_quant
+    from edgespec.exporters import gguf, gguf_converter, gguf_quant
+    from edgespec.exporters.gguf_pair import require_fit
     from edgespec.exporters.staging import refuse_existing, require_text
 
-    # Whatever can be refused is refused before a download or any work.
+    # Whatever can be refused is refused before a download, or before that of the weights.
     quant = gguf_quant.quant(args.quant)
     out: Path = args.out or Path()
     if out.is_dir():
         out /= f"{Checkpoint.name_of(args.checkpoint)}-{quant.name}.gguf"
     refuse_existing(out, args.force)
-    require_text(out.absolute())
+    require_text(out.absolute(), args.converter or "")
+    if args.converter:
+        gguf_converter.found(args.converter)
     if args.register:
         refuse_taken([args.register])
     with shown() as report:
-        checkpoint = Checkpoint.open(args.checkpoint, args.revision, report)
+        outline = Outline.open(args.checkpoint, args.revision, report)
+        if not args.converter:
+            require_fit([outline])
+        checkpoint = Checkpoint.of(outline, report)
     tell_notes(checkpoint)
     tell(gguf.estimate(checkpoint, quant))
     with shown() as report:

@@ -118,10 +118,9 @@ class _Gguf:
         self._quants = quant(quants[0]), quant(quants[1])
 
     def refuse(self, models: tuple[Outline, Outline]) -> None:
-        from edgespec.exporters import gguf_families
+        from edgespec.exporters.gguf_pair import require_fit
 
-        for model in models:
-            gguf_families.read(gguf_families.find(model), model)
+        require_fit(models)
 
     def estimates(self, models: tuple[Checkpoint, Checkpoint]) -> list[str]:
         from edgespec.exporters import gguf
