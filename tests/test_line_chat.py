@@ -285,3 +285,24 @@ def test_piped_text_is_utf8_on_windows_too(monkeypatch: pytest.MonkeyPatch, term
     monkeypatch.undo()
     expected = ("cp1252" if terminal else "utf-8", "replace")
     assert {(stream.encoding, stream.errors) for stream in streams} == {expected}
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_came_before_a_failed_run_is_not_lost(
+    rounds: int,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Script(answers=["One two three."], lengths=(1,))
+    script.breaks = (rounds, ModelError("the pass failed"))
+    monkeypatch.setattr(Runtime, "open", lambda *_, **__: Opened(script, Clock()))
+    assert cli.main(["run", "Why?", *options]) == 1
+    out, err = capsys.readouterr()
+    assert err.endswith("edgespec: the pass failed\n")
+    came = "One two" if rounds else ""
+    if options:
+        assert json.loads(out) == {"text": came, "error": "the pass failed"}
+    else:
+        assert out == (f"{came}\n" if came else "")

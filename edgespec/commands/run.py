@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from edgespec.commands.shared import introduction, open_runtime, sampling_params
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, EdgespecError
 from edgespec.options import add_answer_options, add_model_options
 
 
@@ -45,7 +45,14 @@ def run(args: argparse.Namespace) -> int:
         conversation = runtime.conversation(args.system)
         generation = conversation.send(prompt, sampling, max_tokens=args.max_tokens, stop=args.stop)
         say(*(f"note: {note}" for note in generation.notes))
-        completed = stream(generation, silent=args.json)
+        try:
+            completed = stream(generation, silent=args.json)
+        except EdgespecError as error:  # what came of the answer isn't lost with its end
+            if args.json:
+                print(json.dumps({"text": generation.text, "error": str(error)}), flush=True)
+            elif generation.text:
+                print(flush=True)
+            raise
         if args.json:
             print(json.dumps(as_json(generation.result, runtime.status())), flush=True)
         else:
