@@ -16,10 +16,12 @@ from tui_fakes import DRAFTING, Clock, FakeRuntime, Script
 from edgespec.metrics import Counters
 from edgespec.tui import charts, commands, panel
 from edgespec.tui.document import Document
+from edgespec.tui.export import as_markdown
 from edgespec.tui.items import Answer, Note, Question, TokenFlow
 from edgespec.tui.markdown import MarkdownText
 from edgespec.tui.messages import DrafterFigures, Failed, Figures, Finished, Piece, Settings, Turn
 from edgespec.tui.meter import Meter, Pieces
+from edgespec.tui.records import Placed, decode, encode
 from edgespec.tui.shown import one_line, shown
 from edgespec.tui.talk import Talk
 
@@ -115,6 +117,27 @@ def test_marks_nested_without_end_are_shown_as_they_were_written(wrapped: str) -
     text = MarkdownText(f"*before*\n\n{wrapped.format(nested)}\n\n*after*\n")
     plain = "".join(line.text.plain for line in text.lines(2000))
     assert nested in plain and plain.startswith("before") and plain.endswith("after")
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "deep",
+    [
+        "1. " * 12 + "x",
+        "* " * 10 + "x",
+        "> " * 24 + "x",
+        "> - " * 12 + "x",
+        "\n".join("  " * depth + f"- x{depth}" for depth in range(14)),
+    ],
+)
+def test_what_follows_a_list_without_end_is_shown(deep: str, pieces: int) -> None:
+    source = f"{deep}\n\nafter\n\n```\ncode\n```\n"
+    text = MarkdownText()
+    for at in range(0, len(source), pieces):
+        text.append(source[at : at + pieces])
+    plain = [line.text.plain for line in text.lines(200)]
+    assert plain[-4:] == ["after", "", " text", " code"] and text.codes == ["code"]
+    assert all(word in "\n".join(plain) for word in deep.split() if word[0] == "x")
 
 
 def test_a_list_begins_where_it_says() -> None:
@@ -313,6 +336,22 @@ def test_captions() -> None:
     figures = Figures(1, tokens=1, tokens_per_second=None)
     assert panel.caption(Turn("q", "a", "end", figures=figures)) == "1 token"
     assert "/continue" in panel.caption(Turn("q", "a", "length"))
+
+
+def test_figures_of_what_was_added_are_told_as_that() -> None:
+    talk = Talk()
+    first = talk.ask("q", Settings())
+    talk.end(Finished(first.turn, "a", "length", Figures(first.turn, tokens=1024)))
+    more = talk.ask("q", Settings(), index=0, more=True)
+    turn = talk.end(Finished(more.turn, "a b", "end", Figures(more.turn, tokens=64)))
+    assert turn is not None and panel.caption(turn) == "64 more tokens"
+    assert "*64 more tokens*" in as_markdown([turn])
+    kept = decode(encode(Placed(0, turn)))
+    assert isinstance(kept, Placed) and kept.turn.figures is not None
+    assert kept.turn.figures.continued and kept.turn.figures.tokens == 64
+    again = talk.ask("q", Settings(), index=0)
+    whole = talk.end(Finished(again.turn, "c", "end", Figures(again.turn, tokens=9)))
+    assert whole is not None and panel.caption(whole) == "9 tokens"
 
 
 # ------------------------------------------------------------------------------------- commands

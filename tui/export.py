@@ -193,7 +193,7 @@ def _figures(turn: Turn) -> str:
     figures = turn.figures
     if figures is None:
         return ""
-    parts = [f"{figures.tokens} tokens"]
+    parts = [f"{figures.tokens} {'more ' if figures.continued else ''}tokens"]
     if figures.tokens_per_second is not None:
         gain = f" ({figures.gain:.1f}x plain)" if figures.gain is not None else ""
         parts.append(f"{figures.tokens_per_second:.1f} tok/s{gain}")

@@ -23,11 +23,14 @@ from edgespec.tui.shown import one_line, shown
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.parser_block import RuleFuncBlockType
+    from markdown_it.rules_block import StateBlock
     from markdown_it.token import Token
     from markdown_it.tree import SyntaxTreeNode
 
 _HIGHLIGHTED = 20_000  # characters of code up to which colours are worth their time
 _DEEPEST = 30  # marks within marks; a paragraph with more is shown as it was written
+_DEEPEST_LIST = 17  # levels around a list or quote; markdown-it drops what has 20 around it
 _MARKS = {"strong": "strong", "em": "emphasis", "s": "strike", "link": "link"}
 
 
@@ -124,8 +127,26 @@ class MarkdownText:
 @cache
 def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_block import blockquote, list_block
 
-    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    rules = parser.block.ruler
+    before = ["paragraph", "reference", "blockquote"]
+    rules.at("list", _not_too_deep(list_block), {"alt": before})
+    rules.at("blockquote", _not_too_deep(blockquote), {"alt": [*before, "list"]})
+    return parser
+
+
+def _not_too_deep(rule: RuleFuncBlockType) -> RuleFuncBlockType:
+    """A rule for lists or quotes that leaves those alone that are nested too deeply: mere text.
+
+    Else markdown-it would leave out all that follows, to the end of the answer.
+    """
+
+    def limited(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+        return state.level <= _DEEPEST_LIST and rule(state, start, end, silent)
+
+    return limited
 
 
 def _parse(source: str, line: int) -> tuple[list[Block], int]:

@@ -130,7 +130,8 @@ class Figures:
 
     Attributes:
         turn: the answer it is about.
-        tokens, rounds: of the answer so far.
+        tokens, rounds: of the answer so far; of what was added to it, where it was continued.
+        continued: whether there was a beginning of the answer, that these figures leave out.
         tokens_per_second, recent_tokens_per_second: in the mean, and over about the last second.
         gain: tokens per second over plain decoding's on this machine.
         ttft_seconds: time to the first token.
@@ -162,6 +163,7 @@ class Figures:
     context_used: int = 0
     context_size: int = 0
     memory_bytes: int | None = None
+    continued: bool = False
 
 
 class Piece(NamedTuple):

@@ -62,7 +62,8 @@ def caption(turn: Turn) -> str:
     figures = turn.figures
     parts = []
     if figures is not None:
-        parts.append(f"{figures.tokens} token{'s' * (figures.tokens != 1)}")
+        more = "more " if figures.continued else ""
+        parts.append(f"{figures.tokens} {more}token{'s' * (figures.tokens != 1)}")
         if figures.tokens_per_second is not None:
             parts.append(f"{figures.tokens_per_second:.1f} tok/s")
             if figures.gain is not None and figures.drafters:

@@ -178,6 +178,7 @@ def _figures(data: object) -> Figures | None:
         return None
     readers: dict[str, Callable[[str], object]] = {
         "parked": lambda key: _get(data, key, bool),
+        "continued": lambda key: _get(data, key, bool),
         "drafter": lambda key: _get(data, key, str),
         "reason": lambda key: _get(data, key, str),
         "drafters": lambda key: tuple(map(_drafter, _get(data, key, list))),

@@ -77,7 +77,8 @@ class Talk:
         if isinstance(event, Failed):
             turn = replace(turn, answer=came or running.before, error=event.error)
         else:
-            turn = replace(turn, answer=event.text, reason=event.reason, figures=event.figures)
+            figures = replace(event.figures, continued=bool(running.before))
+            turn = replace(turn, answer=event.text, reason=event.reason, figures=figures)
         self.running = None
         if running.index < len(self.turns) and turn.answer == running.before:
             return None
