@@ -920,7 +920,7 @@ def test_what_couldnt_be_saved_is_told_after_leaving(
         await until(lambda: answers(s.app)[0].text != "", pilot)
 
     monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
-    assert run(s.app) == 0
+    assert run(s.app) == 1
     told = capsys.readouterr().err
     assert "edgespec: This conversation can't be saved" in told and "memory" not in told
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from textual import events
 from textual.pilot import Pilot
+from textual.widgets import Input
 from tui_fakes import (
     ANSWER,
     PARKED,
@@ -294,6 +295,20 @@ def test_an_answer_goes_on(how: str) -> None:
         assert [m.content for m in s.runtime.asked[-1]] == ["a", "one two"]
 
     drive(stage(Script(answers=["one two", " three four"], reason="length")), body)
+
+
+def test_a_character_that_was_cut_is_shown_whole_when_the_answer_goes_on() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        assert "one \ufffd" in screen_text(s.app)
+        await pilot.press("f9")
+        await settled(pilot)
+        assert [t.answer for t in s.app.talk.turns] == ["one é two"]
+        assert "one é two" in screen_text(s.app) and "\ufffd" not in screen_text(s.app)
+
+    drive(stage(Script(answers=["one \ufffd", "é two"], reason="length")), body)
 
 
 # ------------------------------------------------------------------------------------ reading
@@ -845,3 +860,56 @@ def test_what_went_wrong_stands_above_the_question_that_waited() -> None:
 
     script = Script(answers=["1", "2"], failed=("model stopped drafting",))
     drive(stage(script, held=True), body)
+
+
+@pytest.mark.parametrize("how", ["ctrl+n", "another pair"])
+def test_figures_go_with_what_they_are_of(how: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "go")
+        await settled(pilot)
+        assert "first token" in screen_text(s.app) and "TTFT" in screen_text(s.app)
+        if how == "ctrl+n":
+            await pilot.press(how)
+        else:
+            s.app.open_pair(Choice("other"), s.app.settings)
+        await settled(pilot)
+        assert "TTFT" not in screen_text(s.app)
+        assert "Figures appear with the first answer" in screen_text(s.app)
+        await say(pilot, "go")
+        await settled(pilot)
+        assert "TTFT" in screen_text(s.app)
+
+    drive(stage(preferences=Preferences(panel=True)), body, (140, 40))
+
+
+def test_ctrl_c_in_the_search_copies_what_is_selected_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr("edgespec.tui.clipboard.copy", noting(copied))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "go")
+        await pilot.press("ctrl+f", *"word")
+        s.app.search.query_one(Input).select_all()
+        await pilot.press("ctrl+c")
+        await settled(pilot)
+        assert copied == ["word"] and s.app.talk.turns[-1].reason == "end"
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("rows", [12, 14, 21])
+def test_a_long_message_leaves_the_conversation_its_room(rows: int) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app.composer.put("\n".join("abcdefghijkl"))
+        await pilot.pause()
+        assert s.app.transcript.size.height >= rows // 3
+        await pilot.resize_terminal(80, 40)
+        await pilot.pause()
+        assert s.app.composer.size.height == 8  # and two lines around it
+
+    drive(stage(), body, (80, rows))

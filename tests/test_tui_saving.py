@@ -156,11 +156,116 @@ def test_leaving_waits_for_the_disk_and_says_so(
         with pytest.raises(KeyboardInterrupt):
             run(s.app)
     else:
-        assert run(s.app) == 0
+        assert run(s.app) == (how == "full")
     told = capsys.readouterr().err
     assert "still saving the last turn; waiting for it" in told
     assert ("can't be saved" in told) == (how == "full")
     assert kept(tmp_path) == ([] if how == "full" else [[("one", "1")]])
+
+
+LEAVING = ("ctrl+q", "ctrl+d", "/quit")
+
+
+async def leave(pilot: Pilot[None], how: str) -> None:
+    await (say(pilot, how) if how[0] == "/" else pilot.press(how))
+    await pilot.pause()
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_what_the_disk_didnt_take_is_tried_again_on_leaving(
+    how: str, tmp_path: Path, disk: Disk, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s = stage(Script(answers=["1"]), stores=store(tmp_path))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        disk.error = OSError(28, "disk full")
+        await say(pilot, "one")
+        await settled(pilot)
+        disk.error = None
+        await leave(pilot, how)
+        assert not s.app._running
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0 and capsys.readouterr().err == ""
+    assert kept(tmp_path) == [[("one", "1")]]
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_who_leaves_what_isnt_saved_is_warned_once(
+    how: str, tmp_path: Path, disk: Disk, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s = stage(Script(answers=["1"]), stores=store(tmp_path))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        disk.error = OSError(28, "disk full")
+        await say(pilot, "one")
+        await settled(pilot)
+        await leave(pilot, how)
+        assert s.app._running and "/export keeps it elsewhere" in notices(s.app)
+        await leave(pilot, how)
+        assert not s.app._running
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 1 and "disk full" in capsys.readouterr().err
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_what_the_disk_takes_at_last_is_saved_without_a_key(
+    signalled: bool, tmp_path: Path, disk: Disk, monkeypatch: Any
+) -> None:
+    s = stage(Script(answers=["1"]), stores=store(tmp_path))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        disk.error = OSError(28, "disk full")
+        await say(pilot, "one")
+        await settled(pilot)
+        disk.error = None
+        if signalled:
+            s.app.exit()  # what a signal does
+        else:
+            await pilot.press("ctrl+n")
+            assert not s.app.talk.turns and "/export" not in notices(s.app)
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    assert kept(tmp_path) == [[("one", "1")]]
+
+
+def test_a_question_that_waits_is_kept_on_leaving(tmp_path: Path, monkeypatch: Any) -> None:
+    s = stage(stores=store(tmp_path), loading=True)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await until(lambda: s.app.has_settings, pilot)
+        await say(pilot, "one")
+        assert s.app.talk.waiting == "one"
+        await pilot.press("ctrl+q")
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    assert kept(tmp_path) == [[("one", "")]]
+
+
+def test_a_question_that_waits_is_kept_behind_the_answer_under_way(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    s = stage(stores=store(tmp_path), held=True)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "one")
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[0].text != "", pilot)
+        await say(pilot, "two")
+        await pilot.press("ctrl+q")
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0
+    ((first, second),) = kept(tmp_path)
+    assert first[0] == "one" and first[1] and second == ("two", "")
 
 
 @pytest.mark.parametrize("gone", [False, True])

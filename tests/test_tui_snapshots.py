@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tui_fakes import ANSWER, PARKED, Script, Stage, say, screen_text, settled, stage, until
+from tui_fakes import (
+    ANSWER,
+    PARKED,
+    Script,
+    Stage,
+    notices,
+    say,
+    screen_text,
+    settled,
+    stage,
+    until,
+)
 
 from edgespec.errors import ModelError
 from edgespec.tui.messages import Downloading, Preferences
@@ -131,6 +142,29 @@ def test_help(picture: Any) -> None:
         await pilot.press("f1")
 
     picture(stage(), prepare, (100, 40))
+
+
+def test_help_in_few_columns(picture: Any) -> None:
+    async def prepare(pilot: Any) -> None:
+        await settled(pilot)
+        await pilot.press("f1")
+        await pilot.pause()
+        lines = screen_text(pilot.app).splitlines()
+        assert sum("stop the answer" in line for line in lines) == 1  # not a letter a line
+
+    picture(stage(), prepare, (40, 20))
+
+
+@pytest.mark.parametrize("rows", [12, 16])
+def test_the_panel_leaves_the_conversation_its_room(picture: Any, rows: int) -> None:
+    async def prepare(pilot: Any) -> None:
+        await finished(pilot)
+        if rows == 12:
+            await pilot.press("ctrl+g")
+            assert "a higher terminal" in notices(pilot.app) and pilot.app.preferences.panel
+        assert pilot.app.transcript.size.height >= 4
+
+    picture(stage(preferences=Preferences(panel=True)), prepare, (80, rows))
 
 
 def test_scripts_of_the_world(picture: Any) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 from fakes import ByteTokenizer, FakeSession, fake_model
@@ -19,6 +23,7 @@ from edgespec.logprobs import LogprobsRequest
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY
 from edgespec.terminal import line_chat_reason
+from edgespec.tui.driver import Drawing, on_stdout
 
 # ------------------------------------------------------------------- whole screen, or line by line
 
@@ -63,7 +68,8 @@ def test_where_the_chat_is_line_by_line(
 
 EARLY = """
     cli commands commands.chat commands.shared errors options platform terminal tomlfile tui tui.app
-    tui.bridge tui.charts tui.claim tui.commands tui.conversing tui.document tui.doing tui.files
+    tui.bridge tui.charts tui.claim tui.commands tui.conversing tui.document tui.doing tui.driver
+    tui.files
     tui.history tui.items tui.lines tui.markdown tui.messages tui.palette tui.panel tui.saving
     tui.settings tui.settings_file tui.showing tui.shown tui.talk tui.themes tui.widgets
     tui.widgets.board tui.widgets.composer tui.widgets.scrolled tui.widgets.search
@@ -132,44 +138,120 @@ def test_what_the_first_message_needs_is_imported_while_the_pair_is_loaded() -> 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+Leave = Callable[["subprocess.Popen[bytes]", int], None]
+"""Is given the chat and the terminal's end that sees it."""
+
+
+class Watched:
+    """A chat in a terminal of its own, which is left once it has drawn that no model is there."""
+
+    def __init__(self, folder: Path, leave: Leave, **streams: Any) -> None:
+        import pty
+        import select
+
+        end, other = pty.openpty()
+        environment = os.environ | HERE | {
+            "EDGESPEC_DATA": str(folder), "EDGESPEC_CONFIG": str(folder),
+        }  # fmt: skip
+        chat = subprocess.Popen(
+            [sys.executable, "-m", "edgespec.cli", "chat", "--target", str(folder / "gone.gguf")],
+            env=environment, **{"stdin": other, "stdout": other, "stderr": other} | streams,
+        )  # fmt: skip
+        os.close(other)
+        self.drawn, asked = b"", False
+        while select.select([end], [], [], 60)[0]:
+            try:
+                data = os.read(end, 1 << 16)
+            except OSError:  # nobody has the terminal open any more
+                data = b""
+            if not data:
+                break
+            self.drawn += data
+            if not asked and b"gone.gguf" in self.drawn and b"not loaded" in self.drawn:
+                asked = True
+                leave(chat, end)
+        else:
+            chat.kill()  # it draws nothing, and would never end
+        os.close(end)
+        self.status = chat.wait(20)
+        assert asked
+
+
+def ctrl_q(_: subprocess.Popen[bytes], end: int) -> None:
+    os.write(end, b"\x11")
+
+
+needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+
+@needs_terminal
 @pytest.mark.parametrize("how", ["key", "signal"])
 def test_the_terminal_is_as_it_was_after_leaving(how: str, tmp_path: Path) -> None:
-    import pty
-    import select
-    import signal
+    def signalled(chat: subprocess.Popen[bytes], _: int) -> None:
+        chat.send_signal(signal.SIGTERM)
 
-    end, other = pty.openpty()
-    environment = os.environ | HERE | {
-        "EDGESPEC_DATA": str(tmp_path), "EDGESPEC_CONFIG": str(tmp_path),
-    }  # fmt: skip
-    chat = subprocess.Popen(
-        [sys.executable, "-m", "edgespec.cli", "chat", "--target", str(tmp_path / "gone.gguf")],
-        stdin=other, stdout=other, stderr=other, env=environment,
-    )  # fmt: skip
-    os.close(other)
-    drawn, asked = b"", False
-    while chat.poll() is None:
-        if select.select([end], [], [], 0.05)[0]:
-            try:
-                drawn += os.read(end, 1 << 16)
-            except OSError:
-                break
-        if not asked and b"gone.gguf" in drawn and b"not loaded" in drawn:
-            asked = True
-            if how == "key":
-                os.write(end, b"\x11")
-            else:
-                chat.send_signal(signal.SIGTERM)
-    while select.select([end], [], [], 0.1)[0]:
-        try:
-            drawn += os.read(end, 1 << 16)
-        except OSError:
-            break
-    assert chat.wait(20) == 0 and asked
+    seen = Watched(tmp_path, ctrl_q if how == "key" else signalled)
+    drawn = seen.drawn
+    assert seen.status == 0
     assert drawn.rindex(b"\x1b[?1049l") > drawn.rindex(b"\x1b[?1049h")  # the other screen is back
     assert b"Traceback" not in drawn
-    os.close(end)
+
+
+@needs_terminal
+@pytest.mark.parametrize("full", [False, True])
+def test_the_screen_is_drawn_on_stdout_wherever_stderr_leads(full: bool, tmp_path: Path) -> None:
+    path = Path("/dev/full") if full else tmp_path / "log"
+    if full and not path.exists():
+        pytest.skip("needs /dev/full")
+    with path.open("wb") as log:
+        seen = Watched(tmp_path, ctrl_q, stderr=log)
+    assert seen.status == 0 and b"\x1b[?1049l" in seen.drawn
+    if not full:
+        assert path.read_bytes() == b""
+
+
+@needs_terminal
+def test_a_byte_that_is_not_utf8_is_one_wrong_letter(tmp_path: Path) -> None:
+    def mistyped(_: subprocess.Popen[bytes], end: int) -> None:
+        os.write(end, b"gr\xfcn\x1b[200~a\xe9b\x1b[201~\x11")
+
+    seen = Watched(tmp_path, mistyped)
+    assert seen.status == 0 and b"Traceback" not in seen.drawn
+
+
+@needs_terminal
+def test_drawing_goes_on_when_the_terminal_is_gone() -> None:
+    """Else its thread would end, and the screen wait for it once its queue is full."""
+    import pty
+
+    from textual.drivers._writer_thread import MAX_QUEUED_WRITES, WriterThread
+
+    end, other = pty.openpty()
+    with os.fdopen(other, "w", encoding="utf-8") as terminal:
+        thread = WriterThread(cast(TextIO, Drawing(terminal)))
+        thread.start()
+        os.close(end)
+
+        def draw() -> None:
+            for _ in range(3 * MAX_QUEUED_WRITES):
+                thread.write("x")
+            thread.stop()
+
+        drawing = threading.Thread(target=draw, daemon=True)
+        drawing.start()
+        drawing.join(20)
+        assert not drawing.is_alive()
+
+
+@needs_terminal
+def test_the_driver_is_textuals_own_but_for_stdout() -> None:
+    from textual.drivers import linux_driver
+    from textual.drivers.headless_driver import HeadlessDriver
+
+    assert issubclass(on_stdout(linux_driver.LinuxDriver), linux_driver.LinuxDriver)
+    assert on_stdout(HeadlessDriver) is HeadlessDriver
+    # what is put in its place there
+    assert "getincrementaldecoder(" in inspect.getsource(linux_driver.LinuxDriver.run_input_thread)
 
 
 def test_an_option_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:

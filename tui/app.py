@@ -19,6 +19,8 @@ from textual import events
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.driver import Driver
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Footer, TextArea
 
@@ -27,8 +29,10 @@ from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
 from edgespec.tui import commands
 from edgespec.tui.doing import Doing, Mistyped
+from edgespec.tui.driver import on_stdout
 from edgespec.tui.items import Item
 from edgespec.tui.saving import StillSaving
+from edgespec.tui.showing import WIDE
 from edgespec.tui.shown import one_line
 from edgespec.tui.themes import DARK, LIGHT
 from edgespec.tui.widgets.board import TokenLine
@@ -37,8 +41,8 @@ from edgespec.tui.widgets.search import SearchBar
 from edgespec.tui.widgets.suggestions import Suggestions
 from edgespec.tui.widgets.transcript import Transcript
 
-_WIDE = 104
-"""Columns from which the panel stands beside the conversation."""
+_HIGH = 22
+"""Rows from which what is written may fill as many as the stylesheet says."""
 _LOOK_FOR_TERMINAL_S = 2.0
 _PATIENCE = 0.5
 """Seconds that leaving waits for models that are computing or loading."""
@@ -105,9 +109,13 @@ class ChatApp(Doing):
         self._refresh_truecolor_filter(self.ansi_theme)
         self.stylesheet.set_variables(self.get_css_variables())
 
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's for this system, on stdout."""
+        return on_stdout(super().get_driver_class())
+
     def get_default_screen(self) -> Screen[Any]:
         """The screen that is always there, laid out for the terminal as it is."""
-        looks = self._looks(self.size.width)
+        looks = self._looks(self.size)
         return ChatScreen(id="_default", classes=" ".join(name for name in looks if looks[name]))
 
     def compose(self) -> ComposeResult:
@@ -169,16 +177,18 @@ class ChatApp(Doing):
 
     def on_resize(self, event: events.Resize) -> None:
         """Put the panel where there is room."""
-        self._lay_out(event.size.width)
+        self._lay_out(event.size)
 
-    def _lay_out(self, width: int) -> None:
-        for name, has in self._looks(width).items():
+    def _lay_out(self, size: Size) -> None:
+        for name, has in self._looks(size).items():
             self.screen_stack[0].set_class(has, name)
 
-    def _looks(self, width: int) -> dict[str, bool]:
+    def _looks(self, size: Size) -> dict[str, bool]:
         """The screen's classes, as the stylesheet has them."""
-        wide, shown = width >= _WIDE, self.preferences
-        return {"wide": wide, "narrow": not wide, "panel": shown.panel, "tokens": shown.tokens}
+        wide, shown = size.width >= WIDE, self.preferences
+        looks = {"wide": wide, "narrow": not wide, "low": size.height < _HIGH}
+        panel = shown.panel and self.has_room_for_panel(size)
+        return looks | {"panel": panel, "tokens": shown.tokens}
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys of the chat rest while another screen is open; "stop" shows when it has a use."""
@@ -368,7 +378,7 @@ _RESTING -= {"interrupt", "quit"}
 
 
 def run(app: ChatApp) -> int:
-    """Run the chat until the person leaves; returns the exit status.
+    """Run the chat until the person leaves; returns the exit status, 1 where something isn't saved.
 
     Native code that doesn't end in a moment isn't waited for: everything worth keeping is on the
     disk, and the terminal is as it was.
@@ -377,31 +387,32 @@ def run(app: ChatApp) -> int:
         app.run()
     finally:
         _keep(app)
-    if app.failure:
-        print(printable(f"edgespec: {app.failure}"), file=sys.stderr)
-    if app.unsaved:
-        print(printable(f"edgespec: {app.unsaved}"), file=sys.stderr)
+    _say(app.failure, app.unsaved)
+    status = app.return_code or int(bool(app.unsaved))
     if not app.bridge.close(_PATIENCE):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(app.return_code or 0)
-    return app.return_code or 0
+        os._exit(status)
+    return status
 
 
 def _keep(app: ChatApp) -> None:
     """Have all that was said on the disk, however the chat was left; a long wait is told."""
     app.take_last_words()
-    app.save_unfinished()
     history = app.stores.history
     if history is not None:
         try:
             history.saving.settle()
         except StillSaving:
-            print(
-                "edgespec: the disk is still saving the last turn; waiting for it", file=sys.stderr
-            )
+            _say("the disk is still saving the last turn; waiting for it")
         history.close()
         history.saving.failures()  # raises what went wrong beside the disk
     app.stores.writing.settle(forever=True)
-    for problem in app.stores.writing.failures():
-        print(printable(f"edgespec: {problem}"), file=sys.stderr)
+    _say(*app.stores.writing.failures())
+
+
+def _say(*sentences: str) -> None:
+    """Tell on stderr what isn't empty; where it is a terminal that is gone, nobody."""
+    with suppress(OSError):
+        for sentence in filter(None, sentences):
+            print(printable(f"edgespec: {sentence}"), file=sys.stderr)

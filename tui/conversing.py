@@ -112,11 +112,21 @@ class Conversing(Showing):
             self._show_busy()
 
     def take_last_words(self) -> None:
-        """Take what came of the answer since the last look, when nobody will look again."""
-        self.talk.waiting = ""  # nor is anything asked any more
+        """Take what came of the answer since the last look, when nobody will look again.
+
+        A question that waits is kept without an answer: it was sent.
+        """
+        question, self.talk.waiting = self.talk.waiting, ""  # it isn't asked any more
         for event in self.bridge.drain():
             if isinstance(event, Streamed | Finished | Failed) and self.talk.is_running(event.turn):
                 self._take_turn(event)
+        self.save_unfinished()
+        if question:
+            error = "the chat was left before this was asked; Ctrl+R asks it"
+            asked_at = self._wall_clock()
+            turn = Turn(question, error=error, pair=self.choice.label, asked_at=asked_at)
+            self.talk.turns.append(turn)
+            self._save(len(self.talk.turns) - 1, turn)
 
     def _show_busy(self) -> None:
         """Show in the footer which key stops what is under way, or that none does."""
@@ -167,6 +177,7 @@ class Conversing(Showing):
             case Loaded():
                 self._loading = False
                 self.loaded = event
+                self._forget_figures()  # the pair's before
                 drafters = ", ".join(event.drafters) or "none"
                 device = f"{event.device} · " if event.device else ""
                 self.bar.say(one_line(event.name), one_line(f"{device}drafters: {drafters}"))
@@ -342,7 +353,7 @@ class Conversing(Showing):
                 self.composer.put(as_written(running.question))  # edited, and nothing came of it
                 self.editing = running.index
         else:
-            answer.streaming = False
+            answer.end(turn.answer)
             answer.caption = caption(turn)
             self.transcript.touch(answer)
             self._save(running.index, turn)
@@ -419,5 +430,6 @@ class Conversing(Showing):
         self._writer = writer
         self._answer = None
         self._loss_told = False
+        self._forget_figures()
         self._show_items(turns)
         return True

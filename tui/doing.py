@@ -9,7 +9,6 @@ import os
 import re
 from pathlib import Path
 
-from textual.screen import ModalScreen
 from textual.widgets import Input, TextArea
 
 from edgespec.errors import EdgespecError
@@ -42,9 +41,9 @@ class Doing(Conversing):
     def action_interrupt(self) -> None:
         """Ctrl+C: stop an answer, else copy what is selected, else say how to leave.
 
-        In a dialog's text field, what is selected there is copied first.
+        In the search and a dialog's text field, what is selected there is copied first.
         """
-        field = self.focused if isinstance(self.screen, ModalScreen) else None
+        field = None if self.focused is self.composer else self.focused
         if isinstance(field, Input | TextArea) and field.selected_text:
             self._copy(field.selected_text)
             return
@@ -81,10 +80,21 @@ class Doing(Conversing):
     def action_leave(self) -> None:
         """Ctrl+D in an empty composer leaves."""
         if not self.composer.text:
+            self._leave()
+
+    async def action_quit(self) -> None:
+        """Ctrl+Q leaves."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._may_drop():
             self.exit()
 
     def action_stats(self) -> None:
         """Show the figures panel, then what it has no room for, then hide it."""
+        if not self.has_room_for_panel(self.size):
+            self.tell("The figures panel needs a higher terminal, or a wider one.", "warning")
+            return
         if not self.preferences.panel or not self.panel.turn_page():
             self.prefer(panel=not self.preferences.panel)
         self.panel.changed()
@@ -294,7 +304,7 @@ class Doing(Conversing):
 
     def command_quit(self, words: str) -> None:  # noqa: ARG002
         """Leave."""
-        self.exit()
+        self._leave()
 
     # ------------------------------------------------------------------------------------- helpers
 

@@ -17,6 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,9 +195,14 @@ class History:
         return self.folder / f"{conversation_id}.jsonl"
 
     def close(self) -> None:
-        """Give back every conversation, at the end of the program, once all is saved."""
+        """Give back every conversation, at the end of the program, once all is saved.
+
+        What the disk didn't take is tried once more; if that fails, a writer's `problem` says so.
+        """
         self.saving.settle(forever=True)
         for writer in list(self._writers.values()):
+            with suppress(OSError):
+                writer.save_rest()
             writer.close()
 
     # ------------------------------------------------------------------------------- its writers

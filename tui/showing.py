@@ -6,6 +6,7 @@ Invariant: nothing here asks a model for anything, and what a store can't take i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter, time
@@ -17,7 +18,7 @@ from edgespec.errors import EdgespecError
 from edgespec.tui import items
 from edgespec.tui.messages import Choice, Figures, Loaded, Preferences, Settings, Turn
 from edgespec.tui.panel import caption
-from edgespec.tui.saving import Saving
+from edgespec.tui.saving import Saving, StillSaving
 from edgespec.tui.shown import one_line, shown
 from edgespec.tui.talk import Talk
 from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine
@@ -25,6 +26,7 @@ from edgespec.tui.widgets.composer import Composer
 from edgespec.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
+    from textual.geometry import Size
     from textual.notifications import SeverityLevel
 
     from edgespec.tui.bridge import Bridge
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")
+
+WIDE = 104
+"""Columns from which the panel stands beside the conversation."""
+_HIGH = 16
+"""Rows from which there is room for it below."""
 
 
 @dataclass
@@ -106,15 +113,24 @@ class Showing(App[None]):
         self.figures.changed()
         self.panel.take(figures)
 
+    def _forget_figures(self) -> None:
+        """What is shown of an answer isn't of what is there now."""
+        self.figures.forget()
+        self.panel.forget()
+
     # ---------------------------------------------------------------------------------- preferences
 
-    def _lay_out(self, width: int) -> None:
-        """Fit the screen to its width and the preferences; see `ChatApp`."""
+    def _lay_out(self, size: Size) -> None:
+        """Fit the screen to its size and the preferences; see `ChatApp`."""
+
+    def has_room_for_panel(self, size: Size) -> bool:
+        """Whether the conversation can be read beside or above the figures panel."""
+        return size.width >= WIDE or size.height >= _HIGH
 
     def prefer(self, **changes: Any) -> None:
         """Change preferences, and have them kept."""
         self.preferences = replace(self.preferences, **changes)
-        self._lay_out(self.size.width)
+        self._lay_out(self.size)
         if self.stores.settings is not None:
             self.stores.writing.later(
                 partial(self.stores.settings.save_preferences, self.preferences)
@@ -173,9 +189,16 @@ class Showing(App[None]):
         return True
 
     def _may_drop(self) -> bool:
-        """Whether the open conversation may be left: it is saved, or the person knows it isn't."""
-        lost = self.unsaved and self._writer is not None and not self._writer.forgotten
-        if not lost or self._loss_told:
+        """Whether the open conversation may be left: it is saved, or the person knows it isn't.
+
+        What the disk didn't take is tried once more before.
+        """
+        writer, history = self._writer, self.stores.history
+        if not self.unsaved or writer is None or writer.forgotten or history is None:
+            return True
+        with suppress(OSError, StillSaving):  # told already, and what isn't saved is told below
+            history.saving.do(writer.save_rest)
+        if not self.unsaved or self._loss_told:
             return True
         self._loss_told = True
         self.tell(

@@ -108,6 +108,12 @@ class Writer:
             self._unsaved.append(encode(Placed(place, turn)))
             self._save()
 
+    def save_rest(self) -> None:
+        """Try once more to save what the disk didn't take. Raises NotSaved as `put` does."""
+        with self._lock:
+            if self.problem and not self._forgotten:
+                self._save()
+
     def rename(self, title: str) -> None:
         """Give it a name; an empty one stands for the beginning of its first question."""
         with self._lock:

@@ -84,6 +84,11 @@ class FiguresLine(Board):
         self.figures: Figures | None = None
         self.status = self.mode = ""
 
+    def forget(self) -> None:
+        """No figures any more."""
+        self.figures = None
+        self.changed()
+
     def contents(self, width: int, height: int) -> list[Content]:  # noqa: ARG002
         """See `Board.contents`."""
         if words := self.status or self.mode:
@@ -111,6 +116,13 @@ class FiguresPanel(Board):
             self._speeds.append(figures.recent_tokens_per_second)
         if self.display:
             self.changed()
+
+    def forget(self) -> None:
+        """No figures any more."""
+        self._figures = None
+        self._speeds.clear()
+        self._page, self._pages = 0, 1
+        self.changed()
 
     def turn_page(self) -> bool:
         """Show the next page; False, and the first again, behind the last."""

@@ -19,6 +19,7 @@ from edgespec.tui.lines import wrapped
 from edgespec.tui.screens.sheet import Heading, Sheet
 
 _COLUMN = 34
+_LEAST = 20  # cells beside it; where there are fewer, what a key does stands below it
 _KEYS = (
     ("Enter", "send"),
     ("Ctrl+J, Shift+Enter", "a new line"),
@@ -79,16 +80,21 @@ def _text(width: int) -> Content:
     """All of it; what goes on in a second line stays in its column."""
     lines = [Content.styled("Keys", "bold $primary")]
     for key, what in _KEYS:
-        lines += _row(Content(f"{key:<{_COLUMN}}"), what, width)
+        lines += _row([Content(f"{key:<{_COLUMN}}")], what, width)
     lines += [Content(), Content.styled("Commands", "bold $primary")]
     for command in COMMANDS:
         usage = f"/{command.name} {command.words}".strip()
         key = "+".join(part.capitalize() for part in command.keys.split("+"))
-        head = Content.assemble(f"{usage:<{_COLUMN - 8}}", (f"{key:<8}", "$primary"))
+        head = [Content(f"{usage:<{_COLUMN - 8}}"), Content.styled(f"{key:<8}", "$primary")]
         lines += _row(head, command.help, width)
     return Content("\n").join(lines)
 
 
-def _row(head: Content, what: str, width: int) -> list[Content]:
+def _row(head: list[Content], what: str, width: int) -> list[Content]:
     text = Content.styled(what, "$foreground 70%")
-    return [line.text for line in wrapped(text, width, head, Content(" " * head.cell_length))]
+    if width < _COLUMN + _LEAST:
+        indent = Content("  ")
+        above = indent.join(part.rstrip() for part in head)
+        return [above.rstrip(), *(line.text for line in wrapped(text, width, indent, indent))]
+    before = Content().join(head)
+    return [line.text for line in wrapped(text, width, before, Content(" " * before.cell_length))]
