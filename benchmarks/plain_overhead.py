@@ -34,7 +34,7 @@ class BareLoop:
     """What one writes by hand."""
 
     def __init__(self, path: str, context_size: int) -> None:
-        self.model = lib.llama_model_load_from_file(path.encode(), model_params())
+        self.model = lib.llama_model_load_from_file(path.encode(), model_params(999))
         params = lib.llama_context_default_params()
         params.n_ctx = context_size
         params.n_batch = params.n_ubatch = 512

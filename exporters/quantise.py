@@ -41,8 +41,7 @@ def quantise(source: Path, destination: Path, kind: str, *, threads: int | None 
 
     Raises ConfigError for an unknown type and ExportError where the quantiser gives up.
     """
-    import llama_cpp.llama_cpp as lib
-
+    from edgespec.backends.llama_lib import lib
     from edgespec.backends.llama_log import start_backend
 
     params: Any = lib.llama_model_quantize_default_params()
@@ -55,7 +54,7 @@ def quantise(source: Path, destination: Path, kind: str, *, threads: int | None 
 
 
 def _file_types() -> dict[str, int]:
-    import llama_cpp.llama_cpp as lib
+    from edgespec.backends.llama_lib import lib
 
     named = ((re.fullmatch(r"LLAMA_FTYPE_(?:MOSTLY|ALL)_(\w+)", key), key) for key in dir(lib))
     types = {match[1].lower(): getattr(lib, key) for match, key in named if match}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec import platform
-from edgespec.backends.ort_providers import DEVICES, attention_note
+from edgespec.backends.ort_notes import attention_note
+from edgespec.backends.ort_providers import DEVICES
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 

@@ -41,26 +41,11 @@ ORDER = [
 ]
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row.split()}
 ONLY_IN = {
-    "llama_cpp": {
-        *(
-            f"backends.llama{name}"
-            for name in (
-                "",
-                "_log",
-                "_tokenizer",
-                "_device",
-                "_narrow",
-                "_blocks",
-                "_probe",
-                "_params",
-                "_ggml",
-            )
-        ),
-        "exporters.quantise",
-    },
+    "llama_cpp": {"backends.llama_lib"},
     "huggingface_hub": {"fetch.hub"},
     "onnxruntime": {
-        *("backends.ort", "backends.ort_load", "backends.ort_memory", "backends.ort_providers"),
+        *("backends.ort", "backends.ort_load", "backends.ort_memory", "backends.ort_notes"),
+        "backends.ort_providers",
         *("exporters.onnx_run", "exporters.onnx_draft_run"),
     },
     "tokenizers": {
@@ -141,6 +126,14 @@ def test_imports_point_one_way(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(name for name in RANK if name.startswith("tui.")))
 def test_the_line_chats_half_of_the_tui_draws_nothing(name: str) -> None:
     assert not {used.split(".")[0] for used in imports(MODULES[name])} & {"textual", "rich"}
+
+
+def test_each_module_or_its_package_states_its_invariant() -> None:
+    def states(path: Path) -> bool:
+        return "Invariant" in (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+
+    modules = [path for path in MODULES.values() if path.name != "__init__.py"]
+    assert not [p for p in modules if not (states(p) or states(p.with_name("__init__.py")))]
 
 
 def test_nothing_goes_round() -> None:

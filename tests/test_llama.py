@@ -61,6 +61,7 @@ from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import decode
 
 OPTIONS = LoadOptions(threads=1)
+BUILT_FOR = ggml.built_for  # the fixture `gpu` stands for a build without any
 
 
 @pytest.fixture
@@ -666,9 +667,52 @@ def test_all_passes_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------------- devices
 
 
+@pytest.mark.parametrize("wrong", [RuntimeError, OSError, ImportError])
+def test_a_llama_cpp_that_cant_be_loaded_is_a_sentence(wrong: type, tmp_path: Path) -> None:
+    """As of a build for CUDA where there is no driver."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    code = (
+        "import sys\n"
+        "from importlib.abc import MetaPathFinder\n"
+        "class Broken(MetaPathFinder):\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'llama_cpp':\n"
+        f"            raise {wrong.__name__}('libcuda.so.1: cannot open shared object file')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+        "from edgespec.cli import main\n"
+        "for _ in range(2):\n"
+        "    assert main(sys.argv[1:]) == 1\n"
+    )
+    run = ["run", "Hello", "--target", str(path)]
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 2 and said[0] == said[1]
+    assert "llama.cpp can't be loaded (libcuda.so.1" in said[0] and "tiny" not in said[0]
+
+
+def test_what_llama_cpp_says_at_its_start_reaches_no_stream(tmp_path: Path) -> None:
+    """As a build for a GPU does when it looks for one; a missing file stands for it here."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    code = (
+        "import sys\n"
+        "from edgespec.backends.llama_lib import lib\n"
+        "def look():\n"
+        "    lib.llama_model_load_from_file(b'/nowhere', lib.llama_model_default_params())\n"
+        "    return False\n"
+        "lib.llama_supports_gpu_offload = look\n"
+        "from edgespec import Runtime\n"
+        "Runtime.open(target=sys.argv[1], drafters=[], threads=1).close()\n"
+    )
+    run = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Says whether this llama.cpp was built for a GPU."""
+    """Says whether this llama.cpp was built for a GPU, and sees one."""
+    monkeypatch.setattr(ggml, "built_for", list)
     return lambda can: monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: can)
 
 
@@ -867,6 +911,119 @@ def test_layers_and_a_device_that_contradict_each_other(
             assert runtime.target.details["gpu_layers"] == "3"
 
 
+@pytest.mark.parametrize(
+    ("built", "maker", "advice"),
+    [
+        ("cuda", "NVIDIA", "nvidia-smi shows the GPU"), ("vulkan", "NVIDIA", "vulkaninfo shows"),
+        ("hip", "AMD", "rocminfo shows"), ("metal", "Apple", "the system shows the GPU"),
+        ("cuda", "AMD", "-DGGML_VULKAN=on"), ("cuda", "", "nvidia-smi shows the GPU"),
+    ],
+)  # fmt: skip
+def test_a_build_for_a_gpu_that_finds_none_says_so(
+    built: str,
+    maker: str,
+    advice: str,
+    tmp_path: Path,
+    gpu: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(False)
+    for library in ("ggml", "ggml-base", "ggml-cpu", "ggml-blas", f"ggml-{built}"):
+        (tmp_path / f"lib{library}.so.0.25").touch()
+        (tmp_path / f"{library}.dll").touch()
+    has = BUILT_FOR(tmp_path)
+    assert [name.lower().replace("rocm", "hip") for name in has] == [built]
+    monkeypatch.setattr(ggml, "built_for", lambda: has)
+    monkeypatch.setattr(platform, "gpu_maker", lambda: maker)
+    llama_device._said.cache_clear()
+    said = "ggml_cuda_init: failed to initialize CUDA: driver version is insufficient"
+    monkeypatch.setattr(llama.log, "errors", ["of another file", said])
+    try:
+        with pytest.raises(ConfigError, match="no layers can go there") as caught:
+            choose_layers("tiny", LoadOptions(gpu_layers=5))
+        told = [str(caught.value)]
+        monkeypatch.setattr(llama.log, "errors", [])  # the next model has errors of its own
+        told += choose_layers("tiny", LoadOptions())[1]
+    finally:
+        llama_device._said.cache_clear()
+    assert len(told) == 1 + bool(maker)
+    for sentence in told:
+        assert f"was built for {has[0]} and finds no such GPU here ({said})" in sentence
+        assert "without GPU support" not in sentence and advice in sentence
+
+
+def test_without_layers_on_the_gpu_a_model_has_none(
+    tmp_path: Path, gpu: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default llama.cpp gives each GPU a context and long passes, whatever layers are there."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    gpu(True)
+    native, lists = lib.llama_model_load_from_file, []
+
+    def loading(name: bytes, params: Any) -> Any:
+        at = params.devices and ctypes.c_void_p.from_address(params.devices)
+        lists.append((params.n_gpu_layers > 0, at is not None and at.value is None))
+        return native(name, params)
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", loading)
+    for options in (LoadOptions(threads=1, device="cpu"), LoadOptions(threads=1, gpu_layers=0)):
+        load_model(path, options, CancelFlag()).close()
+    with vocabulary(path):
+        pass
+    assert lists == [(False, True)] * 3
+    load_model(path, OPTIONS, CancelFlag()).close()
+    assert lists[3] == (True, False)
+
+
+def _metal_fails(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+    """Have the rows of a pass be waited for as on Metal, where it may turn out that it failed."""
+    native = llama._logits_address
+
+    def address(context: Any) -> int | None:
+        if when():
+            llama.log._add(4, b"ggml_metal_synchronize: error: command buffer 0 failed with", None)
+            llama.log._add(5, b" status 5\nerror: Insufficient Memory\n", None)
+        return native(context)
+
+    monkeypatch.setattr(llama, "_logits_address", address)
+
+
+def test_a_pass_that_failed_on_the_gpu_behind_its_return_code_gives_no_rows(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = load().session
+    expected = session.forward([1, 2, 3]).copy()
+    session.rollback(2)
+    fails = [True]
+    _metal_fails(monkeypatch, lambda: fails[0])
+    with pytest.raises(ModelError, match=r"on the GPU \(ggml_metal.*status 5.*Memory\).*ctx-size"):
+        session.forward([3])
+    assert session.length == 2
+    fails[0] = False
+    assert np.allclose(session.forward([3]), expected, atol=1e-5)
+
+
+def test_a_model_that_fails_so_when_it_is_opened_runs_on_the_cpu(
+    tmp_path: Path, gpu: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    gpu(True)
+    opened: list[int] = []
+    made = llama.NativeModel.__init__
+
+    def open_there(self: Any, path: Path, gpu_layers: int, **options: Any) -> None:
+        opened.append(gpu_layers)
+        made(self, path, gpu_layers, **options)
+
+    monkeypatch.setattr(llama.NativeModel, "__init__", open_there)
+    _metal_fails(monkeypatch, lambda: opened[-1] > 0)
+    model = load_model(path, OPTIONS, CancelFlag())
+    assert opened == [999, 0] and model.details["device"].startswith("CPU")
+    (note,) = model.notes
+    assert "runs on the CPU" in note and "Insufficient Memory" in note
+    model.close()
+
+
 # ----------------------------------------------------------------------------- closing and cancel
 
 
@@ -926,7 +1083,7 @@ def test_weights_are_never_laid_out_for_amx(amx: list[str], tmp_path: Path) -> N
     for _ in range(2):
         (note,) = load_model(path, OPTIONS, CancelFlag()).notes
         assert "AMX" in note and "EDGESPEC_AMX=1" in note and "slower" not in note
-        assert llama_params.model_params().use_extra_bufts
+        assert llama_params.model_params(0).use_extra_bufts
     assert amx == ["withheld", "found", "free"]
 
 
@@ -935,7 +1092,7 @@ def test_where_amx_was_granted_before_weights_stay_as_they_are(
 ) -> None:
     monkeypatch.setattr(amx_of_system, "granted", lambda: True)
     (note,) = load_model(write_tiny(tmp_path / "tiny.gguf"), OPTIONS, CancelFlag()).notes
-    assert "slower" in note and not llama_params.model_params().use_extra_bufts and not amx
+    assert "slower" in note and not llama_params.model_params(0).use_extra_bufts and not amx
     assert llama_params.layout() == "plain"
 
 
@@ -943,12 +1100,12 @@ def test_amx_is_used_where_it_is_asked_for_or_not_there(
     amx: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_AMX", "1")
-    assert llama_params.model_params().use_extra_bufts and not llama_params.notes()
+    assert llama_params.model_params(0).use_extra_bufts and not llama_params.notes()
     assert llama_params.layout() == "amx"
     monkeypatch.delenv("EDGESPEC_AMX")
     llama_params._withheld.cache_clear()
     monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 0 | ")
-    assert llama_params.model_params().use_extra_bufts and not llama_params.notes() and not amx
+    assert llama_params.model_params(0).use_extra_bufts and not llama_params.notes() and not amx
     assert llama_params.layout() == ""
 
 

@@ -7,8 +7,10 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import spm_vocabulary, write_tiny
 from tiny_onnx import write_tiny_onnx
 
+from edgespec import platform
 from edgespec.backends import (
     LoadOptions,
     load_model,
@@ -26,6 +29,7 @@ from edgespec.backends import (
     ort_cache,
     ort_load,
     ort_memory,
+    ort_notes,
     ort_providers,
 )
 from edgespec.backends import ort as backend
@@ -811,6 +815,24 @@ def test_what_is_printed_by_onnxruntime_stays_off_stdout(
     assert "libcublas" in caplog.text
 
 
+@pytest.mark.skipif(
+    not hasattr(onnxruntime, "register_execution_provider_library"), reason="an older one"
+)
+def test_what_onnx_runtime_logs_reaches_no_stream() -> None:
+    """As why a provider doesn't start, which it logs beside all sessions."""
+    code = (
+        "import onnxruntime\n"
+        "onnxruntime.set_default_logger_severity(0)\n"
+        "from edgespec.backends import ort_providers\n"
+        "try:\n"
+        "    onnxruntime.register_execution_provider_library('None', '/nowhere.so')\n"
+        "except Exception:\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_device_that_isnt_told_is_not_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1025,6 +1047,110 @@ def test_what_a_device_says_is_not_taken_for_a_damaged_folder() -> None:
         assert "CUDA can't load model.onnx" in str(error)
     missing = RuntimeError("open file model.onnx_data_1 fail: No such file or directory")
     assert isinstance(ort_providers._load_error(path, cuda, missing), ModelFormatError)
+
+
+def test_cuda_that_is_found_once_its_libraries_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As newer ONNX Runtimes have it; what they warn of before and behind is no user's."""
+    gpu = SmallGpu(monkeypatch)
+    monkeypatch.setattr(ort_memory, "CudaBlock", HostBlock)
+    has = [ort_providers.CPU]
+
+    def preload() -> None:
+        warnings.warn("Failed to register bundled CUDA plugin EP from x: y", stacklevel=1)
+        has.append("CUDAExecutionProvider")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload, raising=False)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(has))
+    folder = write_tiny_onnx(tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert opened(folder).details["device"].startswith("CUDA")
+    assert gpu.opened == ["CUDA"] and not told
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_device_that_is_installed_and_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    if ort_providers.DEVICES["cuda"].provider in onnxruntime.get_available_providers():
+        pytest.skip("this machine has it")
+    has = ["CUDAExecutionProvider", ort_providers.CPU]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    says = "CUDA is installed but doesn't start: see that nvidia-smi shows the GPU, and pip install"
+    assert any(says in note for note in opened(folder).notes)
+    with pytest.raises(ModelError, match=rf"{says} 'onnxruntime-gpu\[cuda,cudnn\]'; or choose"):
+        opened(folder, device="cuda")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gpu_that_onnx_runtime_was_not_built_for_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [ort_providers.CPU])
+    monkeypatch.setattr(platform, "gpu_maker", lambda: "NVIDIA")
+    (note,) = opened(folder).notes
+    assert note.startswith("ONNX models run on the CPU: this ONNX Runtime was built without CUDA")
+    assert "edgespec[onnx-gpu]" in note and "--device cpu" in note
+    assert opened(folder, device="cpu").notes == []
+    monkeypatch.setattr(platform, "gpu_maker", lambda: "Apple")
+    assert opened(folder).notes == []
+
+
+def test_gpus_of_onnx_models_are_told_apart_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SmallGpu(monkeypatch)
+    monkeypatch.setattr(ort_memory, "CudaBlock", HostBlock)
+    folder = write_tiny_onnx(tmp_path)
+    for names, shown in ((["NVIDIA A2", "NVIDIA A10"], "NVIDIA A2"), ([], None)):
+        monkeypatch.setattr(ort_notes, "cuda_gpus", lambda names=names: names)
+        model = opened(folder)
+        assert model.details["device"].startswith("CUDA") and model.details.get("gpus") == shown
+    assert "gpus" not in opened(folder, device="cpu").details
+
+
+def test_the_gpu_of_another_provider_is_named_as_onnx_runtime_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, directml = ort_providers.DEVICES["cpu"], ort_providers.DEVICES["directml"]
+    assert ort_notes.gpu_names(cpu) == ""
+    hardware = SimpleNamespace(metadata={"Description": "Radeon"}, vendor="AMD", device_id=0x744C)
+    plain = SimpleNamespace(metadata={}, vendor="Intel", device_id=0x46A6)
+    devices = [
+        SimpleNamespace(ep_name=name, device=device)
+        for name in (directml.provider, cpu.provider)
+        for device in (hardware, plain)
+    ]
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: devices, raising=False)
+    assert ort_notes.gpu_names(directml) == "Radeon 744c, Intel 46a6"
+    assert ort_notes.gpu_names(cpu) == ""
+    monkeypatch.delattr(onnxruntime, "get_ep_devices")
+    assert ort_notes.gpu_names(directml) == ""
+
+
+@pytest.mark.parametrize("kind", [GQA, {}])
+def test_a_cache_that_is_copied_to_its_device_is_told(
+    kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DirectML writes a grown cache to no pointer of ours; the CPU computes in its place here."""
+    SmallGpu(monkeypatch)
+    has = ["DmlExecutionProvider", ort_providers.CPU]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    session = ort_load.OrtSession
+    monkeypatch.setattr(ort_load, "OrtSession", lambda *rest: session(*rest[:-1], "cpu"))
+
+    def on_device(tensor: Any, tokens: int, device: str) -> HostBlock:
+        return HostBlock(tensor.token_bytes * tokens)
+
+    monkeypatch.setattr(ort_memory, "ValueBlock", on_device)
+    model = opened(write_tiny_onnx(tmp_path, **kind))
+    assert model.details["device"].startswith("DirectML")
+    told = [note for note in model.notes if "copied to DirectML and back in each pass" in note]
+    assert len(told) == (model.details["cache"] == "grown") == (kind == {})
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])

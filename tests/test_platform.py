@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from edgespec import platform
 from edgespec.errors import ConfigError
 from edgespec.platform import gpu_maker as GPU_MAKER  # noqa: N812 - tests stand for no GPU
 from edgespec.platform.amx import present as HAS_AMX  # noqa: N812 - and for no AMX
+from edgespec.platform.cuda import cuda_gpus
 from edgespec.platform.memory import total_memory
 
 
@@ -284,3 +287,35 @@ print(amx.granted(), asks() is amx.granted())
 def test_amx_is_withheld_and_afterwards_granted() -> None:
     done = subprocess.run([sys.executable, "-c", _AMX], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "False", "False", "True"], done.stderr
+
+
+def test_gpus_are_called_as_nvidias_driver_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those that this process may use, in its order; none where the driver fails."""
+    names, fails = [b"NVIDIA A2", b"NVIDIA A10"], [0]
+
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802 - the driver's own name
+            return fails[0]
+
+        def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+            count._obj.value = len(names)
+            return 0
+
+        def cuDeviceGet(self, device: Any, at: int) -> int:  # noqa: N802
+            device._obj.value = at + 7
+            return 0
+
+        def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:  # noqa: N802
+            name.value = names[device.value - 7][: size - 1]
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert cuda_gpus() == ["NVIDIA A2", "NVIDIA A10"]
+    fails[0] = 100  # CUDA_ERROR_NO_DEVICE
+    assert cuda_gpus() == []
+
+    def missing(name: str) -> Driver:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert cuda_gpus() == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
     """
     path = platform.expanded(path)
     try:
-        with huge_pages():
+        with huge_pages(cancel.is_set):
             return _load(path, options, cancel)
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
@@ -116,10 +117,12 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     if onnx_folder.find(path) is not None:
         _require_onnx(path)
         if amx.present():  # ONNX Runtime asks for it: llama.cpp has to be refused before
-            with suppress(ImportError, OSError, RuntimeError):  # a llama.cpp that can't be loaded
+            with suppress(ModelError, OSError, RuntimeError):  # a llama.cpp that can't be loaded
                 from edgespec.backends import llama_params
 
                 llama_params.settle()
+        # Of libraries that it finds a moment later, or that `ort_providers` has a sentence about.
+        warnings.filterwarnings("ignore", "Failed to register bundled CUDA plugin EP")
         from edgespec.backends import ort_load
 
         return ort_load.load(path, options, cancel)

@@ -17,12 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import narrow, platform
 from edgespec.backends import LoadOptions, fingerprint, llama_params
 from edgespec.backends.llama_device import choose_layers, gpus
+from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_log import log
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries, no_such_tokens
 from edgespec.backends.native_thread import compute
@@ -63,8 +63,7 @@ class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
 
     def __init__(self, path: Path, gpu_layers: int, *, mapped: bool = True) -> None:
-        params = llama_params.model_params()
-        params.n_gpu_layers = gpu_layers
+        params = llama_params.model_params(gpu_layers)
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
         log.errors.clear()
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
@@ -246,7 +245,16 @@ class LlamaSession:
         elif code == 1:
             raise ContextFull(f"{self.name} has no room for {n} more tokens: raise --ctx-size")
         else:
+            self._check_gpu()
             raise ModelError(f"{self.name} failed in llama_decode ({code}): {log.last_error()}")
+
+    def _check_gpu(self) -> None:
+        """Raise ModelError where a GPU failed in the newest pass, whatever its code was."""
+        if log.errors and (said := log.gpu_error()):
+            raise ModelError(
+                f"{self.name} failed on the GPU ({said}): close other programs or choose a smaller "
+                "--ctx-size, and open the model again"
+            )
 
     def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
         """Put the tokens into the batch."""
@@ -258,6 +266,7 @@ class LlamaSession:
     def _logits(self, rows: int) -> Logits:
         """The rows of the last pass, (rows, V), as they lie in llama.cpp's memory."""
         address = _logits_address(self._handle)
+        self._check_gpu()  # it was waited for just now
         if not address:
             raise ModelError(f"{self.name} returned no logits")
         return self._view(address, rows, self._row_size)

@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import LoadOptions
 from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama import LlamaSession, NativeModel
+from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
 from edgespec.gguf_parts import read_model

@@ -8,17 +8,19 @@ stand in, and then the user is told, as where nothing was named and a GPU isn't 
 from __future__ import annotations
 
 import re
-
-import llama_cpp.llama_cpp as lib
+from functools import cache
 
 from edgespec import platform
 from edgespec.backends import LoadOptions
 from edgespec.backends import llama_ggml as ggml
+from edgespec.backends.llama_lib import lib
+from edgespec.backends.llama_log import start_backend
 from edgespec.errors import ConfigError
 
 _ALL_LAYERS = 999
 _FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_VULKAN=on", "Apple": "-DGGML_METAL=on"}
-_NO_GPU = "this llama.cpp was built without GPU support"
+_OF_MAKER = {"NVIDIA": ("CUDA", "Vulkan"), "AMD": ("ROCm", "Vulkan"), "Apple": ("Metal",)}
+_SHOWN_BY = {"CUDA": "nvidia-smi", "ROCm": "rocminfo", "Vulkan": "vulkaninfo"}
 
 
 def gpus() -> str:
@@ -27,6 +29,20 @@ def gpus() -> str:
     As in "CUDA0: NVIDIA GeForce RTX 4070".
     """
     return ", ".join(": ".join(names) for names in _gpus())
+
+
+def _sees_gpu() -> bool:
+    """Whether llama.cpp has a GPU to use."""
+    _said()  # before anything else is logged
+    return bool(lib.llama_supports_gpu_offload())
+
+
+@cache
+def _said() -> str:
+    """What llama.cpp logged of a failure as it looked for GPUs, which it does once; or ""."""
+    log = start_backend()  # or its lines go to stderr
+    lib.llama_supports_gpu_offload()
+    return next((line for line in log.errors if line.startswith("ggml_")), "")
 
 
 def _gpus() -> list[tuple[str, str]]:
@@ -54,13 +70,13 @@ def _instead_of_cuda() -> str:
 
 def choose_layers(name: str, options: LoadOptions) -> tuple[int, list[str]]:
     """How many layers go to the GPU, and what the user should know. Raises ConfigError."""
-    gpu = bool(lib.llama_supports_gpu_offload())
+    gpu = _sees_gpu()
     other = _instead_of_cuda() if gpu and options.device == "cuda" else ""
     if options.gpu_layers is not None:
         if options.gpu_layers and not gpu:
+            reason, advice = _lacking(platform.gpu_maker())
             raise ConfigError(
-                f"{_NO_GPU}, so no layers can go there: leave --gpu-layers out, or "
-                f"{_rebuild(platform.gpu_maker())}"
+                f"{reason}, so no layers can go there: leave --gpu-layers out, or {advice}"
             )
         if not (options.gpu_layers and other):
             return options.gpu_layers, []
@@ -72,7 +88,7 @@ def choose_layers(name: str, options: LoadOptions) -> tuple[int, list[str]]:
         reason = f"this llama.cpp uses the GPU through {other} and not through CUDA"
         advice = f"leave --device out, which takes {other}"
     elif options.device == "cuda":
-        reason, advice = _NO_GPU, _rebuild("NVIDIA")
+        reason, advice = _lacking("NVIDIA")
     else:
         reason = f"llama.cpp has no device {options.device}, which is for ONNX models alone"
         advice = "say with --gpu-layers where the GGUF model of the pair goes"
@@ -85,17 +101,28 @@ def choose_layers(name: str, options: LoadOptions) -> tuple[int, list[str]]:
 
 
 def _unused() -> list[str]:
-    """A note where there is a GPU that this build can't use; the same for each model."""
+    """A note where there is a GPU that llama.cpp can't use; the same for each model."""
     maker = platform.gpu_maker()
     if not maker:
         return []
+    reason, advice = _lacking(maker)
     return [
-        f"GGUF models run on the CPU: {_NO_GPU}, and a GPU of {maker}'s seems to be here: "
-        f"{_rebuild(maker)}, or say --device cpu"
+        f"GGUF models run on the CPU: {reason}, and a GPU of {maker}'s seems to be here: {advice}, "
+        "or say --device cpu"
     ]
 
 
-def _rebuild(maker: str) -> str:
-    """How to come by a llama.cpp for the GPU of a maker; "" is one that isn't known."""
+def _lacking(maker: str) -> tuple[str, str]:
+    """Why llama.cpp has no GPU to use, and what to do for one of a maker; "" is one not known."""
     flags = f"CMAKE_ARGS={_FLAGS[maker]}" if maker else "the CMAKE_ARGS for your GPU"
-    return f"reinstall llama-cpp-python with {flags}, as the README shows"
+    rebuild = f"reinstall llama-cpp-python with {flags}, as the README shows"
+    built = ggml.built_for()
+    if not built:
+        return "this llama.cpp was built without GPU support", rebuild
+    said = f" ({_said()})" if _said() else ""
+    reason = f"this llama.cpp was built for {' and '.join(built)} and finds no such GPU here{said}"
+    usable = [interface for interface in built if interface in _OF_MAKER.get(maker, built)]
+    if not usable:
+        return reason, rebuild
+    shows = _SHOWN_BY.get(usable[0], "the system")
+    return reason, f"see that {shows} shows the GPU and that its driver is new enough"

@@ -12,8 +12,7 @@ from ctypes import CDLL, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-from llama_cpp._ctypes_extensions import load_shared_library
+from edgespec.backends.llama_lib import lib, load_shared_library
 
 FUNCTIONS: dict[str, dict[str, tuple[type | None, Sequence[type]]]] = {
     "ggml": {
@@ -35,6 +34,11 @@ FUNCTIONS: dict[str, dict[str, tuple[type | None, Sequence[type]]]] = {
 }
 """The functions in each library: what one returns, and what it takes."""
 
+_FOLDER = Path(lib.__file__).parent / "lib"
+_INTERFACES = {
+    "cuda": "CUDA", "hip": "ROCm", "metal": "Metal", "vulkan": "Vulkan", "sycl": "SYCL",
+}  # fmt: skip
+
 CPU = 0  # ggml_backend_dev_type
 GPUS = (1, 2)  # one of its own, and one that shares the CPU's memory
 
@@ -50,5 +54,14 @@ def function(name: str) -> Any:
 
 @functools.cache  # each loading of a library makes Windows' PATH longer
 def _library(name: str) -> CDLL:
-    library: CDLL = load_shared_library(name, Path(lib.__file__).parent / "lib")
+    library: CDLL = load_shared_library(name, _FOLDER)
     return library
+
+
+def built_for(folder: Path = _FOLDER) -> list[str]:
+    """What this llama.cpp can use GPUs through, whether there is one or not, as in "CUDA".
+
+    Told by its libraries: with no GPU, Vulkan registers nothing that could be asked.
+    """
+    libraries = {path.name.split(".")[0].removeprefix("lib") for path in folder.glob("*ggml-*")}
+    return [name for library, name in _INTERFACES.items() if f"ggml-{library}" in libraries]

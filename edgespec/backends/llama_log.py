@@ -11,9 +11,8 @@ import logging
 import weakref
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec import platform
+from edgespec.backends.llama_lib import lib
 
 logger = logging.getLogger("edgespec.llama")
 logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
@@ -33,6 +32,15 @@ class _NativeLog:
 
     def last_error(self) -> str:
         return self.errors[0] if self.errors else "it gave no reason"  # the rest follow from it
+
+    def gpu_error(self) -> str:
+        """What a GPU said that failed in a pass; "" where none did.
+
+        Metal only queues a pass. That it failed is logged when its rows are waited for, behind a
+        return code that says it went well (`ggml_metal_synchronize`).
+        """
+        failed = any(line.startswith("ggml_metal") for line in self.errors)
+        return ", ".join(self.errors[:2]) if failed else ""
 
     def _add(self, level: int, text: bytes, _: Any) -> None:
         if level != _CONTINUED:

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel, telling_address
+from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_tokenizer import entries
 from edgespec.errors import ModelError
 from edgespec.gguf import GGUFHeader, read_header

@@ -20,21 +20,29 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.backends import llama_ggml as ggml
+from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_log import start_backend
 from edgespec.platform import amx, stderr_without
 
 _WANTED = "EDGESPEC_AMX"
 _settling = threading.Lock()
+_NO_DEVICES = (ctypes.c_void_p * 1)()  # a list of devices that ends at once; it has to stay
 
 
-def model_params() -> Any:
-    """llama.cpp's default `llama_model_params`, with all layouts that don't end the process."""
+def model_params(gpu_layers: int) -> Any:
+    """llama.cpp's default `llama_model_params`, with all layouts that don't end the process.
+
+    Without layers on the GPU the model sees no GPU. By default llama.cpp takes memory on each that
+    there is all the same, runs passes of 32 tokens or more there, and leaves the weights of the CPU
+    as they lie in the file.
+    """
     settle()
     params = lib.llama_model_default_params()
     params.use_extra_bufts = not _plain_layout()
+    params.n_gpu_layers = gpu_layers
+    if not gpu_layers:
+        params.devices = ctypes.addressof(_NO_DEVICES)
     return params
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec import platform
+from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_log import log
 from edgespec.backends.llama_params import model_params
 from edgespec.backends.llama_tokenizer import Characters, entries
@@ -96,10 +96,9 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
 
 @contextmanager
 def _opened(path: Path, *, vocab_only: bool) -> Iterator[Any]:
-    params = model_params()
+    params = model_params(0)
     log.errors.clear()
     params.vocab_only = vocab_only
-    params.n_gpu_layers = 0
     handle = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not handle:
         raise ModelError(f"llama.cpp can't open {path.name}: {log.last_error()}")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
+from edgespec.backends.llama_lib import lib
 from edgespec.errors import ModelError, ModelFormatError
 from edgespec.gguf import GGUFHeader, StringArray
 from edgespec.native_use import NativeUse

@@ -18,15 +18,14 @@ from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.backends.ort import OrtSession
 from edgespec.backends.ort_cache import GrownCache, InPlaceCache
 from edgespec.backends.ort_graph import ROWS, Graph, read_graph
+from edgespec.backends.ort_notes import attention_note, copied_note, gpu_names, window_note
 from edgespec.backends.ort_probe import examine, first_pass
 from edgespec.backends.ort_providers import (
     CPU,
     Opened,
     attends_on_cpu,
-    attention_note,
     on_the_cpu,
     open_session,
-    window_note,
 )
 from edgespec.errors import ConfigError, ModelError, ModelFormatError, NumericalError
 from edgespec.session import CancelFlag, Model
@@ -108,6 +107,8 @@ def _model(
         only_drafts = "its head holds a part of its vocabulary"
     if apart:
         opened.notes.append(attention_note(name, opened.device))
+    elif place not in ("cpu", "cuda") and not session.cache.in_place:
+        opened.notes.append(copied_note(name, opened.device))
     window = folder.window if session.cache.in_place else None
     if window is not None and window < context_size:
         opened.notes.extend(window_note(name, window, opened.device))
@@ -121,6 +122,7 @@ def _model(
         "fingerprint": folder.fingerprint(),
         "cache": "in place" if session.cache.in_place else "grown",
         "onnxruntime": ort.__version__,
+        **({"gpus": names} if (names := gpu_names(opened.device)) else {}),
     }
     return Model(
         name,

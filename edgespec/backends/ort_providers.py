@@ -18,6 +18,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from edgespec import platform
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
 
 CPU = "CPUExecutionProvider"
@@ -25,6 +26,8 @@ _FUSED = "GroupQueryAttention"
 
 logger = logging.getLogger("edgespec.onnx")
 logger.addHandler(logging.NullHandler())  # or Python prints what nobody asked for on stderr
+# Why a provider fails to start goes to stderr otherwise, and so into the middle of a screen.
+ort.set_default_logger_severity(4)
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,23 @@ class Device:
         provider: ONNX Runtime's name for it.
         memory: its name for the memory a cache should lie in.
         install: what to do where the installed ONNX Runtime lacks it.
+        start: what to do where it is installed and doesn't start.
     """
 
     label: str
     provider: str
     memory: str
     install: str
+    start: str = "see to its driver and libraries"
     options: dict[str, str] = field(default_factory=dict)
 
 
 _GPU = 'pip uninstall onnxruntime, then pip install "edgespec[onnx-gpu]"'
 DEVICES = {
-    "cuda": Device("CUDA", "CUDAExecutionProvider", "cuda", _GPU),
+    "cuda": Device(
+        "CUDA", "CUDAExecutionProvider", "cuda", _GPU,
+        "see that nvidia-smi shows the GPU, and pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    ),
     "tensorrt": Device(
         "TensorRT-RTX", "NvTensorRTRTXExecutionProvider", "cuda",
         "pip uninstall onnxruntime, then pip install onnxruntime-trt-rtx",
@@ -106,6 +114,8 @@ def open_session(
     """
     if device != "auto" and device not in DEVICES:
         raise ConfigError(f"there is no device {device}: choose auto, {', '.join(DEVICES)}")
+    if device != "cpu":
+        _preload()  # before: newer ones know of CUDA only once its libraries are found
     available = ort.get_available_providers()
     twice = several_packages()
     notes = [twice] if twice else []
@@ -129,6 +139,8 @@ def open_session(
             continue
         if reason:
             notes.append(on_the_cpu(name, reason))
+        elif key == "cpu" and device == "auto":
+            notes += _unused()
         label = chosen.label if key != "cpu" else f"CPU, {threads} thread{'s' * (threads != 1)}"
         if share is None and key != "cpu":
             label += f" (not verified: ONNX Runtime {ort.__version__} doesn't tell)"
@@ -141,6 +153,17 @@ def open_session(
         raise type(failed)(f"{reason}; or choose --device cpu") from failed
     advice = twice or DEVICES[device].install
     raise ConfigError(f"{reason}: {advice}; or choose --device cpu")
+
+
+def _unused() -> list[str]:
+    """A note where there is a GPU that this ONNX Runtime can't use; the same for each model."""
+    if platform.gpu_maker() != "NVIDIA":  # of others "auto" takes none but on Windows
+        return []
+    cuda = DEVICES["cuda"]
+    return [
+        f"ONNX models run on the CPU: this ONNX Runtime was built without {cuda.label}, and a GPU "
+        f"of NVIDIA's seems to be here: {cuda.install}, or say --device cpu"
+    ]
 
 
 def on_the_cpu(name: str, reason: str) -> str:
@@ -161,8 +184,6 @@ def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -
     providers: list[Any] = [(device.provider, device.options)]
     if device.provider != CPU:
         providers.append(CPU)
-    if device.memory == "cuda" and hasattr(ort, "preload_dlls"):
-        _preload()
     try:
         native = ort.InferenceSession(
             str(path), options, providers=providers, enable_fallback=False
@@ -170,7 +191,7 @@ def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -
     except Exception as error:  # its exceptions share no class of their own
         raise _load_error(path, device, error) from error
     if device.provider not in native.get_providers():
-        raise ModelError(f"{device.label} is installed but doesn't start (driver or libraries)")
+        raise ModelError(f"{device.label} is installed but doesn't start: {device.start}")
     return native
 
 
@@ -223,19 +244,6 @@ def several_packages() -> str | None:
     )
 
 
-def window_note(name: str, window: int, device: Device) -> list[str]:
-    """A sentence, if fused attention looks back a token further than the model does, as it does
-    on the CPU before ONNX Runtime 1.24.
-    """
-    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
-    if device.provider != CPU or version >= (1, 24):
-        return []
-    return [
-        f"{name} sees {window} tokens back in some layers, and ONNX Runtime {ort.__version__} lets "
-        "it see one more, so its text may differ a little: install 1.24.2 or later"
-    ]
-
-
 def attends_on_cpu(native: Any, device: Device) -> bool:
     """Whether fused attention runs on the CPU beside another device: ONNX Runtime has it for CUDA
     in 16 bits alone. False where that isn't told.
@@ -247,14 +255,6 @@ def attends_on_cpu(native: Any, device: Device) -> bool:
             if part.ep_name == CPU and any(n.op_type == _FUSED for n in part.get_nodes()):
                 return True
     return False
-
-
-def attention_note(name: str, device: Device) -> str:
-    """The note where fused attention runs on the CPU beside another device."""
-    return (
-        f"the attention of {name} is in a type that {device.label} can't run, so the CPU does it "
-        "and keeps the cache: export it with --dtype fp16"
-    )
 
 
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:

@@ -1,0 +1,19 @@
+"""llama.cpp itself, as llama_cpp loads it.
+
+Invariant: where it can't be loaded, importing this module raises a ModelError that says what to do.
+A build for a GPU can't be without that GPU's driver and libraries, nor on Windows where CUDA_PATH
+names a folder that is gone.
+"""
+
+from edgespec.errors import ModelError
+
+try:
+    import llama_cpp.llama_cpp as lib
+    from llama_cpp._ctypes_extensions import load_shared_library
+except (ImportError, OSError, RuntimeError) as error:
+    raise ModelError(
+        f"llama.cpp can't be loaded ({error}): a build for a GPU needs that GPU's driver and "
+        "libraries wherever it runs; install those, or llama-cpp-python anew as the README shows"
+    ) from error
+
+__all__ = ["lib", "load_shared_library"]
