@@ -24,7 +24,7 @@ OnPass = Callable[[str, int, float], None]
 """Told of each pass that is measured: "check" or a drafter's name, tokens, seconds."""
 
 MAX_TOKENS = 32
-"""The longest pass whose cost is kept. A check of 32 costs some 1.5 to 1.7 times one of 17 on the
+"""The longest pass whose cost is kept. A check of 32 costs some 1.4 to 1.7 times one of 17 on the
 CPUs measured, which pays where a text copies itself.
 """
 
@@ -44,6 +44,8 @@ _LIKENESS = 2.0  # over how much of a factor in n (its logarithm) costs change t
 _NOISE = 0.08  # of one pass, at first
 _HOPE = 0.7  # standard deviations that a batch is thought to be cheaper than expected
 _ENOUGH = 9  # measurements of one pass
+_HELD_UP = 1.6  # times what a pass should take: it had something else in it
+_MOMENT = 0.2  # seconds that such a pass may take again where no time is left for it
 _ATTENTION = 0.75  # the power of its tokens with which a pass's attention grows: see `_lengthen`
 _FIRST = 3  # plain rounds at a new length that tell what the length costs
 
@@ -346,7 +348,7 @@ def _time_passes(
     *,
     one_row: bool,
 ) -> dict[int, float]:
-    """Median seconds by tokens in a pass.
+    """Typical seconds by tokens in a pass.
 
     `budget` is in passes over one token; the pass that warms up isn't counted.
     """
@@ -370,8 +372,16 @@ def _time_passes(
         single = min(once(1) for _ in range(3))
         left = (budget - 3) * single
         for n in list(times)[1:]:
+            shorter = {m: min(seen) for m, seen in times.items() if m < n and seen}
             # A longer pass is hardly cheaper than a shorter one.
-            if max(min(seen) for m, seen in times.items() if m < n and seen) <= left:
+            if max(shorter.values()) > left:
+                continue
+            left -= (first := once(n))
+            # Nor is a token much dearer there. A GPU makes its kernels ready in the first pass of a
+            # size, and on a CPU another program may have held it up: then it is done again.
+            longest = max(shorter)
+            usual = shorter[longest] * n / longest
+            if first > _HELD_UP * usual and first <= max(left, _MOMENT):
                 left -= once(n)
         seen = [n for n in times if times[n]]
         while fit := [n for n in seen if min(times[n]) <= left and len(times[n]) < _ENOUGH]:
@@ -379,4 +389,9 @@ def _time_passes(
     finally:
         session.rollback(0)
     # A coarse clock may see no time pass.
-    return {n: max(float(np.median(times[n])), 1e-7) for n in seen}
+    return {n: max(_typical(times[n]), 1e-7) for n in seen}
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """The median of several; of two the shorter, for passes are held up and never hurried."""
+    return float(np.median(seconds) if len(seconds) > 2 else min(seconds))

@@ -87,6 +87,31 @@ def test_a_slow_batch_ends_the_measuring() -> None:
     assert found.seconds("check", 8, 100) > 50 * found.seconds("check", 1, 100)
 
 
+@pytest.mark.parametrize("more", [0.008, 0.014, 0.03, 0.06])
+def test_the_first_pass_of_a_size_is_not_what_it_costs(more: float) -> None:
+    """As on a GPU, which makes its kernels ready then."""
+    clock = [0.0]
+
+    def gpu(one: float) -> Callable[[int], float]:
+        seen: set[int] = set()
+
+        def cost(n: int) -> float:
+            new = n not in seen
+            seen.add(n)
+            return one + 0.00005 * n + more * new
+
+        return cost
+
+    target, drafter = Timed(clock, gpu(0.005)), Timed(clock, gpu(0.002))
+    found = measure(target, {"model": drafter}, clock=lambda: clock[0])
+    assert {n for n, _ in target.passes} >= {1, 2, 3, 4}
+    for n in (2, 3, 4, 6):
+        assert found.expected(n, 100) < 1.1 * found.expected(1, 100)
+    assert found.seconds("model", 2, 100) < 0.0022
+    beyond = 3 * more + 0.012  # uncounted: of the warm-up, of one token, and of the last size
+    assert clock[0] < 42 * 0.00505 + 14 * 0.00205 + 2 * beyond
+
+
 def test_a_clock_that_stands_still_doesnt_hang() -> None:
     target = FakeSession(8)
     assert np.isfinite(measure(target, {}, clock=lambda: 1.0).curve("check", 10)).all()
