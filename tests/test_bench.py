@@ -62,9 +62,8 @@ from edgespec.text import TextStream
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def fake_runtime(noise: float = 0.3) -> tuple[Runtime, FakeSession, FakeSession]:
@@ -523,6 +522,14 @@ def test_a_measurement_goes_on_only_with_the_same_code_and_peers(tmp_path: Path)
     (tmp_path / "loop.py").write_text("2", encoding="utf-8")
     assert identity.code_hash(tmp_path) != before
     assert len({identity.code_hash(), before}) == 2
+
+
+def test_every_build_of_onnx_runtime_is_a_version_that_was_measured_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builds = [f"onnxruntime{build}" for build in ("", "-gpu", "-directml", "-trt-rtx")]
+    monkeypatch.setattr(identity, "version", lambda name: "1.30" if name in builds else "1")
+    assert [name for name, found in identity.versions().items() if found == "1.30"] == builds
 
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "song"}', "[]", '{"kind": "trial"}', "\xff"])

@@ -673,8 +673,17 @@ def test_energy_is_told_of_those_that_have_it_over_the_same_prompts() -> None:
     ]  # fmt: skip
     made = results(trials, ["plain", "l", "it/a"])
     told = [line for line in table.lines(made) if line.startswith("energy")]
-    assert told == ["energy, l: 2.00 J a token", "energy, it/a: 0.00 J a token"]
-    assert "prompt included: l 2.00 J, it/a 0.00 J." in report.render(made)
+    whose = "energy of the processor's packages"
+    assert told == [f"{whose}, l: 2.00 J a token", f"{whose}, it/a: 0.00 J a token"]
+    html = report.render(made)
+    assert "packages, prompt included: l 2.00 J, it/a 0.00 J." in html
+    settings = made.pairs["p"].settings
+    for key, device in (("drafter_devices", ["CUDA: NVIDIA A2"]), ("device", "GPU")):
+        settings.clear()
+        settings[key] = device
+        words = (*table.lines(made), report.render(made))
+        assert sum("packages, without a graphics card" in one for one in words) == 3
+    settings.clear()
     del trials[0].answers[1]
     assert "energy: no prompt was answered by all" in "".join(table.lines(made))
     assert "Energy: no prompt was answered by all" in report.render(made)

@@ -123,3 +123,11 @@ def energy(results: Results, pair: str) -> dict[str, float] | None:
     ]
     told = {side: one.joules_per_token for side, one in beside(results, pair, sides, ALL).items()}
     return {side: j for side, j in told.items() if j is not None} if sides else None
+
+
+def metered(results: Results, pair: str) -> str:
+    """Whose energy was told: a graphics card has a meter of its own, which nobody reads here."""
+    settings = results.pairs[pair].settings
+    devices = [settings.get("device"), *(settings.get("drafter_devices") or ())]
+    beyond = any(device and not device.startswith("CPU") for device in devices)
+    return "the processor's packages" + ", without a graphics card's" * beyond

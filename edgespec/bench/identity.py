@@ -21,7 +21,10 @@ from edgespec.gguf_parts import part_files
 from edgespec.platform import expanded
 from edgespec.registry import graph_files
 
-PACKAGES = ("llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "numpy")
+PACKAGES = (
+    "llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml",
+    "onnxruntime-trt-rtx", "numpy",
+)  # fmt: skip
 _AFTERWARDS = (
     "commands", "exporters", "tui", "bench/beside.py", "bench/charts.py", "bench/compare.py",
     "bench/report.py", "bench/stats.py", "bench/summary.py", "bench/svg.py", "bench/table.py",

@@ -18,6 +18,7 @@ from edgespec.bench.beside import (
     beside,
     energy,
     left_out,
+    metered,
     split_sides,
     unanswered,
 )
@@ -252,7 +253,8 @@ def _energy(results: Results, pair: str) -> Iterator[str]:
     found = energy(results, pair)
     if found:
         words = ", ".join(f"{side} {joules:.2f} J" for side, joules in found.items())
-        yield f"<p>Energy a token, the processor's packages, prompt included: {escape(words)}.</p>"
+        whose = metered(results, pair)
+        yield f"<p>Energy a token of {escape(whose)}, prompt included: {escape(words)}.</p>"
     else:
         why = NOT_REPORTED if found is None else f"Energy: {NO_COMMON_ENERGY}."
         yield f'<p class="muted">{why}</p>'

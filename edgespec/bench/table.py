@@ -13,6 +13,7 @@ from edgespec.bench.beside import (
     at_best,
     energy,
     left_out,
+    metered,
     split_sides,
     unanswered,
 )
@@ -173,7 +174,9 @@ def _energy(results: Results, pair: str) -> Iterator[str]:
     elif not found:
         yield f"energy: {NO_COMMON_ENERGY}"
     else:
-        yield from (f"energy, {side}: {joules:.2f} J a token" for side, joules in found.items())
+        whose = metered(results, pair)
+        for side, joules in found.items():
+            yield f"energy of {whose}, {side}: {joules:.2f} J a token"
 
 
 def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
