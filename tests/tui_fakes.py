@@ -216,7 +216,8 @@ class FakeGeneration:
         text, notes = "".join(said), runtime.script.failed
         self._result = Result(text, tuple(ids[:at]), (), reason, counters, (), notes)
         if self.joins:
-            self.joins[-1] = Message("assistant", self.joins[-1].content + text)
+            begun = self.joins[-1].content.removesuffix("\ufffd")  # half of a character
+            self.joins[-1] = Message("assistant", begun + text)
 
     @property
     def result(self) -> Result:

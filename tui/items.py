@@ -111,6 +111,13 @@ class Answer(Item):
         self.pieces += pieces
         self.changed()
 
+    def end(self, text: str) -> None:
+        """It is over and reads so: going on may have completed a character that it was cut in."""
+        self.streaming = False
+        if text != self.text:
+            self.text, self._markdown = text, None
+            self.changed()
+
     def restyle(self) -> None:
         """See `Item.restyle`; what is kept for the other view is drawn anew too."""
         super().restyle()
