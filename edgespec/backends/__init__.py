@@ -91,8 +91,7 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
     """
     path = platform.expanded(path)
     try:
-        with huge_pages(cancel.is_set):
-            return _load(path, options, cancel)
+        return _load(path, options, cancel)
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
     except MemoryError as error:
@@ -125,7 +124,8 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         warnings.filterwarnings("ignore", "Failed to register bundled CUDA plugin EP")
         from edgespec.backends import ort_load
 
-        return ort_load.load(path, options, cancel)
+        with huge_pages(cancel.is_set):
+            return ort_load.load(path, options, cancel)
     if path.is_dir():
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama

@@ -12,6 +12,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,7 @@ from edgespec.errors import (
 from edgespec.gguf import GGUFHeader
 from edgespec.gguf_parts import read_model
 from edgespec.native_use import NativeUse
+from edgespec.platform.huge_pages import huge_pages
 from edgespec.session import CancelFlag, Logits, Model, TokenIds
 from edgespec.tokenizer import Tokenizer
 
@@ -372,7 +374,9 @@ def _open(
     header = parts[0]
     path, name = header.path, header.path.name
     head = narrow.read(header)
-    native = NativeModel(path, gpu_layers, mapped=bool(gpu_layers) or not _repacked(parts))
+    mapped = bool(gpu_layers) or not _repacked(parts)
+    with nullcontext() if mapped else huge_pages(cancel.is_set):
+        native = NativeModel(path, gpu_layers, mapped=mapped)
     try:
         if lib.llama_model_has_encoder(native.handle):
             raise ModelFormatError(f"{name} is an encoder, not a model that continues text")
