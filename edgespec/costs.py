@@ -348,7 +348,7 @@ def _time_passes(
     *,
     one_row: bool,
 ) -> dict[int, float]:
-    """Typical seconds by tokens in a pass.
+    """Median seconds by tokens in a pass.
 
     `budget` is in passes over one token; the pass that warms up isn't counted.
     """
@@ -388,10 +388,5 @@ def _time_passes(
             left -= once(min(fit, key=lambda n: len(times[n])))
     finally:
         session.rollback(0)
-    # A coarse clock may see no time pass.
-    return {n: max(_typical(times[n]), 1e-7) for n in seen}
-
-
-def _typical(seconds: Sequence[float]) -> float:
-    """The median of several; of two the shorter, for passes are held up and never hurried."""
-    return float(np.median(seconds) if len(seconds) > 2 else min(seconds))
+    # Where others followed, the first says less. A coarse clock may see no time pass.
+    return {n: max(float(np.median(times[n][1:] or times[n])), 1e-7) for n in seen}
