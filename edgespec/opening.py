@@ -200,7 +200,6 @@ def load_drafter(
     except BaseException:
         model.close()
         raise
-    notes += model.notes
     if model.session.context_size < size:
         notes.append(
             f"{model.name} holds {model.session.context_size} tokens of the {size} that "

@@ -15,7 +15,7 @@ from edgespec.platform import huge_pages as module
 from edgespec.platform.huge_pages import huge_pages
 
 SIZE = 32 << 20
-ON_REQUEST = module._on_request()
+ON_REQUEST = module.on_request()
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_it_is_asked_where_the_system_gives_them_on_request(
         ("always madvise [never]\n", False),
     ):
         (tmp_path / "enabled").write_text(text)
-        assert module._on_request(tmp_path / "enabled") is asks
-    assert not module._on_request(tmp_path / "none")
+        assert module.on_request(tmp_path / "enabled") is asks
+    assert not module.on_request(tmp_path / "none")
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     monkeypatch.setenv(module.SWITCH, "0")
-    assert not module._on_request(tmp_path / "enabled")
+    assert not module.on_request(tmp_path / "enabled")
     monkeypatch.delenv(module.SWITCH)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not module._on_request(tmp_path / "enabled")
+    assert not module.on_request(tmp_path / "enabled")
 
 
 @pytest.mark.skipif(not ON_REQUEST, reason="this system gives no huge pages on request")

@@ -1071,14 +1071,20 @@ def test_cuda_that_is_found_once_its_libraries_are_loaded(
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.parametrize("plugin", [False, True])  # a plugin that didn't load isn't there at all
 def test_a_device_that_is_installed_and_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    plugin: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = write_tiny_onnx(tmp_path)
     if ort_providers.DEVICES["cuda"].provider in onnxruntime.get_available_providers():
         pytest.skip("this machine has it")
-    has = ["CUDAExecutionProvider", ort_providers.CPU]
+    has = [*([] if plugin else ["CUDAExecutionProvider"]), ort_providers.CPU]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    build = "ORT Build Info: git-branch=HEAD, cuda-plugin-ep=0.1.0"
+    monkeypatch.setattr(onnxruntime, "get_build_info", lambda: build if plugin else "")
     says = "CUDA is installed but doesn't start: see that nvidia-smi shows the GPU, and pip install"
     assert any(says in note for note in opened(folder).notes)
     with pytest.raises(ModelError, match=rf"{says} 'onnxruntime-gpu\[cuda,cudnn\]'; or choose"):

@@ -18,7 +18,6 @@ from edgespec import platform
 from edgespec.errors import ConfigError, EdgespecError, ModelError, ModelFormatError
 from edgespec.options import DEVICES
 from edgespec.platform import amx
-from edgespec.platform.huge_pages import huge_pages
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
@@ -124,8 +123,7 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         warnings.filterwarnings("ignore", "Failed to register bundled CUDA plugin EP")
         from edgespec.backends import ort_load
 
-        with huge_pages(cancel.is_set):
-            return ort_load.load(path, options, cancel)
+        return ort_load.load(path, options, cancel)
     if path.is_dir():
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama

@@ -12,8 +12,8 @@ try:
     from llama_cpp._ctypes_extensions import load_shared_library
 except (ImportError, OSError, RuntimeError) as error:
     raise ModelError(
-        f"llama.cpp can't be loaded ({error}): a build for a GPU needs that GPU's driver and "
-        "libraries wherever it runs; install those, or llama-cpp-python anew as the README shows"
+        f"llama.cpp can't be loaded ({error}): a library that it needs is missing, for a build "
+        "for a GPU perhaps its driver; install it, or llama-cpp-python anew as the README shows"
     ) from error
 
 __all__ = ["lib", "load_shared_library"]

@@ -55,6 +55,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             options.cpu_threads,
             allow_cpu=options.allow_cpu,
             entries=_ENTRIES,
+            stopped=cancel.is_set,
         )
 
     first = opened(options.device)

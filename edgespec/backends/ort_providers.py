@@ -10,7 +10,9 @@ import contextlib
 import io
 import logging
 import re
+import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -20,6 +22,7 @@ import onnxruntime as ort
 
 from edgespec import platform
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
+from edgespec.platform.huge_pages import huge_pages
 
 CPU = "CPUExecutionProvider"
 _FUSED = "GroupQueryAttention"
@@ -82,6 +85,8 @@ _NEWER = re.compile(
 # How it names a file with weights that isn't as it should be; gpu_data_transfer.cc is none.
 _EXTERNAL = re.compile(r"external|[._]data(_\d+)?\b", re.IGNORECASE)
 
+_preloading = threading.Lock()  # stdout is swapped meanwhile, for all threads
+
 _MODULE = "onnxruntime/__init__.py,"  # as a package's list of files has it
 
 
@@ -99,13 +104,21 @@ class Opened:
 
 
 def open_session(
-    path: Path, name: str, device: str, threads: int, *, allow_cpu: bool, entries: dict[str, str]
+    path: Path,
+    name: str,
+    device: str,
+    threads: int,
+    *,
+    allow_cpu: bool,
+    entries: dict[str, str],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Opened:
     """Open a graph on a device ("auto" or a key of DEVICES).
 
     Args:
         allow_cpu: whether the CPU may stand in for a device that was named.
         entries: further settings of the session, by ONNX Runtime's names.
+        stopped: whether nobody waits for it any more.
 
     Raises:
         ConfigError: the installed ONNX Runtime has no such device.
@@ -125,12 +138,16 @@ def open_session(
     for key in wanted:
         chosen = DEVICES[key]
         if chosen.provider not in available:
-            if device == key:
+            if _has_plugin(chosen):
+                reason = f"{chosen.label} is installed but doesn't start: {chosen.start}"
+                failed = failed or ModelError(reason)
+            elif device == key:
                 have = ", ".join(d.label for d in DEVICES.values() if d.provider in available)
                 reason = f"this ONNX Runtime can't use {chosen.label} (it has {have})"
             continue
         try:
-            native = _create(path, chosen, threads, entries)
+            with huge_pages(stopped) if key == "cpu" else contextlib.nullcontext():
+                native = _create(path, chosen, threads, entries)
             share = _share(native, chosen)
         except ModelError as error:
             if key == "cpu":
@@ -153,6 +170,11 @@ def open_session(
         raise type(failed)(f"{reason}; or choose --device cpu") from failed
     advice = twice or DEVICES[device].install
     raise ConfigError(f"{reason}: {advice}; or choose --device cpu")
+
+
+def _has_plugin(device: Device) -> bool:
+    """Whether a provider that isn't there comes with this build, as a plugin that didn't load."""
+    return device.label == "CUDA" and "cuda-plugin-ep=" in ort.get_build_info()
 
 
 def _unused() -> list[str]:
@@ -198,7 +220,7 @@ def _create(path: Path, device: Device, threads: int, entries: dict[str, str]) -
 def _preload() -> None:
     """Load CUDA's libraries. What it prints goes to the log, for stdout is the answer's."""
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
+    with _preloading, contextlib.redirect_stdout(said), contextlib.suppress(Exception):
         ort.preload_dlls()  # a failure isn't the end: they may be found another way
     for line in filter(str.strip, said.getvalue().splitlines()):
         logger.info("%s", line)

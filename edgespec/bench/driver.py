@@ -27,6 +27,7 @@ from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.opening import find_files
+from edgespec.platform.huge_pages import on_request
 from edgespec.platform.memory import total_memory
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry
 from edgespec.runtime import Runtime
@@ -294,6 +295,7 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
         "gpus": runtime.target.details.get("gpus"),
         "drafter_devices": _drafter_devices(runtime),
         "cpu": platform.cpu_name(),
+        "huge_pages": on_request(),
         **{name.lower(): os.environ.get(name) for name in platform.WAITING},
         **versions(),
         "code": code_hash(),

@@ -1,4 +1,4 @@
-"""What differs between operating systems: CPUs, memory, file locks, native functions.
+"""What differs between operating systems: CPUs, folders, file locks, native functions.
 
 Invariant: every question has an answer everywhere; where a system doesn't tell, the answer is the
 plain default and no error. A path that a person wrote is the one thing refused here.

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -38,7 +38,7 @@ def huge_pages(stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
     the end, in some seconds at most and until `stopped`, where Linux can (6.1 or later). Nothing is
     done where the system gives huge pages to all memory or to none.
     """
-    before = _memory() if _on_request() else []
+    before = _memory() if on_request() else []
     if not before:
         yield
         return
@@ -56,16 +56,18 @@ def huge_pages(stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
             pause = max(_EVERY, 10 * (perf_counter() - began))
 
     looking = threading.Thread(target=look, name="edgespec-huge-pages", daemon=True)
-    looking.start()
     try:
+        with suppress(RuntimeError):  # no thread is to be had
+            looking.start()
         yield
     finally:
         stop.set()
-        looking.join()
+        if looking.ident is not None:
+            looking.join()
     _collapse(before, stopped)
 
 
-def _on_request(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> bool:
+def on_request(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> bool:
     """Whether Linux gives huge pages to memory that asks, and to no other.
 
     (https://docs.kernel.org/admin-guide/mm/transhuge.html)
