@@ -94,8 +94,8 @@ class Conversation:
         was forgotten meanwhile.
 
         A character in which the answer ended is completed: it comes whole, and in `messages` takes
-        the place of the U+FFFD that stood for it. A stop string that began before isn't recognised,
-        since its first part was shown already.
+        the place of the U+FFFD that stood for it; `Generation.completes` tells whoever shows both.
+        A stop string that began before isn't recognised, since its first part was shown already.
 
         Raises ConfigError where there is no answer yet, and as `send` does on the first chunk.
         """
@@ -105,14 +105,15 @@ class Conversation:
             raise ConfigError("there is no answer to continue: ask something first")
         before, at = messages.pop(), len(messages)
         ids = self._ids(before)
-        said = before.content.removesuffix(self._unfinished(ids))
+        completes = self._unfinished(ids)
+        said = before.content.removesuffix(completes)
 
         def join(result: Result) -> None:
             if self.messages[at:] == [before]:  # nobody wrote into `messages` meanwhile
                 text, tokens = said + result.text, (*ids, *result.tokens)
                 self.messages[at] = Message("assistant", text, tokens)
 
-        return self._ask(
+        generation = self._ask(
             state,
             messages,
             ids,
@@ -123,6 +124,8 @@ class Conversation:
             logprobs=logprobs,
             planner=planner,
         )
+        generation.completes = completes
+        return generation
 
     def clear(self) -> None:
         """Forget every message but the system prompt; an answer that is under way never joins."""

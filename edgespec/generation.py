@@ -108,6 +108,8 @@ class Generation(Iterator[Chunk]):
     Attributes:
         notes: sentences to read before it, as that turns were left out of the prompt; what goes
             wrong on the way is in `result.notes`.
+        completes: the end of the text before it that its first text takes the place of: the U+FFFD
+            of a character that an answer which goes on was cut in; else "".
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Generation(Iterator[Chunk]):
         on_finish: Callable[[Result], None] | None = None,
     ) -> None:
         self.notes = tuple(notes)
+        self.completes = ""
         tokenizer = engine.tokenizer
         begins = prompt[len(prompt) - begun :]
         stream = TextStream(tokenizer, max_tokens=max_tokens, stop=stop, begun=begins)

@@ -804,6 +804,8 @@ def test_an_answer_cut_inside_a_character_goes_on_with_the_rest_of_it(sizes: Seq
         more = chat.extend(GREEDY, max_tokens=size)
         assert "".join(chunk.text for chunk in more) == more.result.text
         after = chat.messages[-1]
+        assert more.completes == "\ufffd" * before.content.endswith("\ufffd")
+        assert after.content == before.content.removesuffix(more.completes) + more.result.text
         assert after.tokens == before.tokens + more.result.tokens
         assert after.content == decode(runtime.target.tokenizer, after.tokens)
         cache = tuple(session(runtime).cache)

@@ -15,6 +15,7 @@ from tui_fakes import ANSWER, Clock, FakeRuntime, Script
 from edgespec.chat import Message
 from edgespec.errors import Cancelled, FetchError, ModelError
 from edgespec.runtime import Runtime
+from edgespec.tui import items
 from edgespec.tui.bridge import Bridge
 from edgespec.tui.messages import (
     Ask,
@@ -152,8 +153,13 @@ def test_a_character_cut_in_two_is_whole_when_the_answer_goes_on() -> None:
         settings = Settings(temperature=0.0, max_tokens=limit)
         rig.bridge.ask(Ask(turn, (), "hi", settings, answer=text))
         rig.until(lambda turn=turn: getattr(rig.last(Finished), "turn", 0) == turn)
+        shown = items.Answer(text)
+        for event in rig.events:
+            if isinstance(event, Streamed) and event.turn == turn:
+                shown.take_back(event.completes)
+                shown.append(event.text, event.pieces)
         text = rig.last(Finished).text
-        assert text == whole and session.cache[: len(read)] == read
+        assert text == whole == shown.text and session.cache[: len(read)] == read
     assert rig.bridge.close(5)
 
 

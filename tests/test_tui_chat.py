@@ -311,6 +311,58 @@ def test_a_character_that_was_cut_is_shown_whole_when_the_answer_goes_on() -> No
     drive(stage(Script(answers=["one \ufffd", "é two"], reason="length")), body)
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("how", ["ctrl+n", "leave", "failure"])
+def test_a_character_that_was_cut_is_whole_as_soon_as_the_rest_of_it_comes(
+    how: str, tokens: bool, tmp_path: Path
+) -> None:
+    script = Script(answers=["one \ufffd", "é two three"], lengths=[1], reason="length")
+    stores = store(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        s.runtime.held = True
+        script.breaks = (2, ModelError("the pass failed")) if how == "failure" else None
+        await pilot.press("f9")
+        await pilot.pause(0.2)
+        assert "one \ufffd" in screen_text(s.app)
+        s.runtime.allow(2)
+        await until(lambda: "two" in answers(s.app)[0].text, pilot)
+        assert "one é two" in screen_text(s.app) and "\ufffd" not in screen_text(s.app)
+        if how == "ctrl+n":
+            await pilot.press("ctrl+n")
+        elif how == "leave":
+            s.app.take_last_words()
+        else:
+            s.runtime.free()
+        await settled(pilot)
+
+    drive(stage(script, stores=stores, preferences=Preferences(tokens=tokens)), body)
+    assert stores.history is not None
+    (summary,) = stores.history.list()
+    (turn,) = stores.history.read(summary.id).turns
+    assert turn.answer == "one é two"
+    assert bool(turn.error) == (how == "failure")
+
+
+def test_a_character_that_was_cut_stays_so_when_nothing_more_comes() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "a")
+        await settled(pilot)
+        s.runtime.held = True
+        await pilot.press("f9")
+        await until(lambda: len(s.runtime.asked) == 2, pilot)
+        await pilot.press("escape")
+        await settled(pilot)
+        assert [t.answer for t in s.app.talk.turns] == ["one \ufffd"]
+        assert "one \ufffd" in screen_text(s.app)
+
+    drive(stage(Script(answers=["one \ufffd", "é two"], reason="length")), body)
+
+
 # ------------------------------------------------------------------------------------ reading
 
 
@@ -875,7 +927,7 @@ def test_figures_go_with_what_they_are_of(how: str) -> None:
             s.app.open_pair(Choice("other"), s.app.settings)
         await settled(pilot)
         assert "TTFT" not in screen_text(s.app)
-        assert "Figures appear with the first answer" in screen_text(s.app)
+        assert "Figures appear with the next answer" in screen_text(s.app)
         await say(pilot, "go")
         await settled(pilot)
         assert "TTFT" in screen_text(s.app)

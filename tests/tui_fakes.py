@@ -160,12 +160,14 @@ class FakeConversation:
     def extend(self, sampling: object, **options: Any) -> FakeGeneration:
         generation = self._generate(None, {**options, "sampling": sampling})
         generation.joins = self.messages
+        generation.completes = "\ufffd" * self.messages[-1].content.endswith("\ufffd")
         return generation
 
 
 class FakeGeneration:
     def __init__(self, runtime: FakeRuntime, text: str, options: dict[str, Any]) -> None:
         self.notes: tuple[str, ...] = ()
+        self.completes = ""
         self.counters = Counters(prompt_tokens=12)
         self.cancelled = threading.Event()
         self._runtime, self._text, self._options = runtime, text, options
@@ -215,8 +217,8 @@ class FakeGeneration:
         reason: Any = "cancelled" if at < len(ids) else runtime.script.reason
         text, notes = "".join(said), runtime.script.failed
         self._result = Result(text, tuple(ids[:at]), (), reason, counters, (), notes)
-        if self.joins:
-            begun = self.joins[-1].content.removesuffix("\ufffd")  # half of a character
+        if self.joins and text:
+            begun = self.joins[-1].content.removesuffix(self.completes)
             self.joins[-1] = Message("assistant", begun + text)
 
     @property

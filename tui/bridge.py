@@ -91,8 +91,8 @@ class Bridge:
             event = self._events.popleft()
             last = found[-1] if found else None
             match (last, event):
-                case (Streamed(turn, before, old), Streamed(same, more, new)) if turn == same:
-                    found[-1] = Streamed(turn, before + more, (*old, *new))
+                case (Streamed(turn, before, old, end), Streamed(same, more, new)) if turn == same:
+                    found[-1] = Streamed(turn, before + more, (*old, *new), end)
                 case _:
                     found.append(event)
         return found
@@ -287,6 +287,7 @@ class Bridge:
         self._events.append(Started(turn, generation.notes))
         meter = Meter(turn, runtime)
         pieces = Pieces(runtime.target.tokenizer)
+        completes = generation.completes
         due = self._clock()
         if self._stopped_turn >= turn:
             generation.cancel()
@@ -295,7 +296,8 @@ class Bridge:
             stopped = self._stopped_turn >= turn
             if stopped:
                 generation.cancel()  # asked for between its start and the first round
-            self._events.append(Streamed(turn, chunk.text, pieces.of(chunk)))
+            self._events.append(Streamed(turn, chunk.text, pieces.of(chunk), completes))
+            completes = ""
             now = self._clock()
             if now >= due:
                 due = now + _FIGURES_EVERY

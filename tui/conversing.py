@@ -315,9 +315,10 @@ class Conversing(Showing):
             case Started(_, notes):
                 for note in notes:
                     self.tell(note)
-            case Streamed(_, text, pieces):
+            case Streamed(_, text, pieces, completes):
                 if self.figures.status == "reading the question":
                     self._say("")
+                answer.take_back(completes)
                 answer.append(text, pieces)
                 self.transcript.touch(answer)
             case Figures():

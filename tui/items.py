@@ -111,8 +111,17 @@ class Answer(Item):
         self.pieces += pieces
         self.changed()
 
+    def take_back(self, end: str) -> None:
+        """Its end, which is text of its last token, gives way to what is appended next."""
+        if end and self.text.endswith(end):
+            self.text, self._markdown, self._flow = self.text.removesuffix(end), None, None
+            if self.pieces:
+                last = self.pieces[-1]
+                self.pieces[-1] = last._replace(text=last.text.removesuffix(end))
+            self.changed()
+
     def end(self, text: str) -> None:
-        """It is over and reads so: going on may have completed a character that it was cut in."""
+        """It is over and reads so."""
         self.streaming = False
         if text != self.text:
             self.text, self._markdown = text, None

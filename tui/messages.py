@@ -241,11 +241,16 @@ class Started(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """New text of an answer, and the tokens that made it."""
+    """New text of an answer, and the tokens that made it.
+
+    `completes` is what it takes the place of at the end of the text before: U+FFFD for a character
+    that is whole now.
+    """
 
     turn: int
     text: str
     pieces: tuple[Piece, ...]
+    completes: str = ""
 
 
 class Finished(NamedTuple):

@@ -137,7 +137,7 @@ class FiguresPanel(Board):
     def contents(self, width: int, height: int) -> list[Content]:
         """See `Board.contents`."""
         if self._figures is None:
-            return [Content.styled("Figures appear with the first answer.", "label")]
+            return [Content.styled("Figures appear with the next answer.", "label")]
         pages = panel.long(self._figures, tuple(self._speeds), width, height)
         self._pages = len(pages)
         self._page = min(self._page, len(pages) - 1)
