@@ -35,7 +35,7 @@ _SMALL = re.compile(
     r"|[\w-]+\.jinja|[\w.-]+\.py|README\.md|LICEN[CS]E[\w.]*|" + re.escape(INDEX)
 )
 # Buffers that older checkpoints hold, and that whatever runs the model computes itself.
-COMPUTED = re.compile(r".*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)")
+_COMPUTED = re.compile(r".*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)")
 
 # Where config.json tells of it: as transformers writes it, and as MLX does.
 _QUANTISED = ("quantization_config", "quantization")
@@ -147,7 +147,7 @@ class Checkpoint(Outline):
     @property
     def weights(self) -> list[StoredTensor]:
         """Its tensors, without buffers that whatever runs the model computes itself."""
-        return [t for t in self.tensors.values() if not COMPUTED.fullmatch(t.name)]
+        return [t for t in self.tensors.values() if not _COMPUTED.fullmatch(t.name)]
 
     @property
     def parameters(self) -> int:

@@ -97,8 +97,8 @@ def require_fit(models: Sequence[Outline]) -> None:
     for model in models:
         config = gguf_families.read(gguf_families.find(model), model).config
         rows = config.get("vocab_size")  # which not all write down
-        words = _used(read_vocabulary(model))
-        vocabularies.append(words[:rows] if isinstance(rows, int) else words)
+        vocabulary = read_vocabulary(model, rows if isinstance(rows, int) else None, padded=False)
+        vocabularies.append(_used(vocabulary))
     for draft, theirs in zip(models[1:], vocabularies[1:], strict=True):
         refuse_other_tokens(models[0], draft, vocabularies[0], theirs)
 

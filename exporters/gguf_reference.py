@@ -116,11 +116,8 @@ def _compute(asked: dict[str, Any]) -> str | None:
         ignore_mismatched_sizes=True,
         trust_remote_code=False,
     )
-    # It would make these up, and go on.
-    unfit = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
-    for names, what in ((found["missing_keys"], "no"), (unfit, "no fitting")):
-        if names:
-            return f"it finds {what} {min(names)} in it"
+    if lack := transformers_4.lacking(found):  # it would make it up, and go on
+        return f"it finds {lack} in it"
     model.eval()
     with torch.no_grad():
         rows = model(input_ids=torch.tensor([asked["tokens"]]), use_cache=False).logits[0]

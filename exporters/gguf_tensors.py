@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import COMPUTED, Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint
 from edgespec.exporters.gguf_families import Change, Family
 from edgespec.exporters.gguf_settings import Hyperparameters
 from edgespec.exporters.weights import FLOATS, StoredTensor
@@ -115,9 +115,7 @@ def plan(
     ]
     notes: list[str] = []
     senses = 0
-    for tensor in checkpoint.tensors.values():
-        if COMPUTED.fullmatch(tensor.name):
-            continue
+    for tensor in checkpoint.weights:
         if _OTHER_SENSES.fullmatch(tensor.name):
             senses += 1
             continue

@@ -68,9 +68,12 @@ class Vocabulary:
     notes: list[str]
 
 
-def read_vocabulary(checkpoint: Outline, rows: int | None = None) -> Vocabulary:
+def read_vocabulary(
+    checkpoint: Outline, rows: int | None = None, *, padded: bool = True
+) -> Vocabulary:
     """The vocabulary of a checkpoint whose embedding has `rows` rows (None: one for each token).
 
+    padded: whether rows behind the last token get one; not where `rows` is only what a config says.
     Raises ExportError where it has none, or one of a kind that llama.cpp can't reproduce.
     """
     description = checkpoint.json("tokenizer.json") or _from_parts(checkpoint)
@@ -95,7 +98,9 @@ def read_vocabulary(checkpoint: Outline, rows: int | None = None) -> Vocabulary:
             f"The tokenizer of {checkpoint.source} is damaged ({type(error).__name__}: {error})"
         )
         raise ExportError(f"{message}; download it again.") from error
-    _fit(vocabulary, len(vocabulary.tokens) if rows is None else rows)
+    count = len(vocabulary.tokens)
+    rows = count if rows is None else rows
+    _fit(vocabulary, rows if padded else min(rows, count))
     _refuse_twins(checkpoint, vocabulary)
     return vocabulary
 

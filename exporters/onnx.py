@@ -263,20 +263,18 @@ def _make(
 
     report("reading the tokenizer")
     tokenizer = onnx_text.load(checkpoint)
-    rows = onnx_text.rows(checkpoint)
-    ids = onnx_text.probe_ids(tokenizer, rows)
     onnx_text.save(checkpoint, tokenizer, folder)
-    onnx_text.check(folder, tokenizer, rows, ids)
     report("loading the checkpoint")
     loaded = onnx_reference.load(checkpoint)
     vocabulary = loaded.get_input_embeddings().weight.shape[0]
+    ids = onnx_text.probe_ids(tokenizer, vocabulary)
+    onnx_text.check(folder, tokenizer, vocabulary, ids)
     notes = onnx_text.unread(checkpoint, tokenizer, ids, vocabulary)
     report("running the checkpoint on the probe texts")
     reference = onnx_reference.logits(loaded, ids)
     behind = onnx_reference.behind_window(loaded, ids)
     parameters = [tuple(p.shape) for p in loaded.parameters()]  # a tied one comes once
     tied = onnx_reference.is_tied(loaded)
-    vocabulary = loaded.get_input_embeddings().weight.shape[0]
     half = planned.dtype == "fp16"
     report(f"making the {planned.style} graph")
     scratch = folder.with_name("scratch")

@@ -51,12 +51,8 @@ def load(checkpoint: Checkpoint) -> Any:
         reason = str(error).strip().split("\n", 1)[0]
         raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
     # It makes up what it doesn't find, and both sides of the gate would be made up alike.
-    unfit = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
-    for names, what in ((found["missing_keys"], "no"), (unfit, "no fitting")):
-        if names:
-            raise ExportError(
-                f"{checkpoint.name} isn't whole: it holds {what} {min(names)}; download it again."
-            )
+    if lack := transformers_4.lacking(found):
+        raise ExportError(f"{checkpoint.name} isn't whole: it holds {lack}; download it again.")
     _check_positions(loaded, checkpoint)
     _unround(loaded)
     return loaded.eval()

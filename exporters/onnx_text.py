@@ -64,15 +64,11 @@ def tokens(tokenizer: Any) -> list[str]:
     return [texts.get(number, f"[PAD{number}]") for number in range(max(texts, default=-1) + 1)]
 
 
-def rows(outline: Outline) -> int | None:
-    """How many ids the model has embeddings for; None where config.json leaves it to the class."""
-    config = outline.config.get("text_config") or outline.config
-    found = config.get("vocab_size")
-    return found if isinstance(found, int) else None
+def probe_ids(tokenizer: Any, rows: int) -> Ids:
+    """The ids of every probe text, and of one made of its control tokens that have an embedding.
 
-
-def probe_ids(tokenizer: Any, rows: int | None) -> Ids:
-    """The ids of every probe text, and of one made of those of its control tokens below `rows`."""
+    rows: how many ids the model has embeddings for.
+    """
     return {
         name: tokenizer(text, add_special_tokens=False).input_ids
         for name, text in _texts(tokenizer, rows).items()
@@ -93,9 +89,7 @@ def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
             shutil.copyfile(checkpoint.path / name, folder / name)
 
 
-def check(
-    folder: Path, tokenizer: Any, rows: int | None, expected: Mapping[str, list[int]]
-) -> None:
+def check(folder: Path, tokenizer: Any, rows: int, expected: Mapping[str, list[int]]) -> None:
     """Raises ExportError where the folder's tokenizer.json gives other ids for the same texts."""
     from tokenizers import Tokenizer
 
@@ -113,18 +107,18 @@ def check(
 
 
 def unread(
-    checkpoint: Outline, tokenizer: Any, ids: Mapping[str, list[int]], embeddings: int
+    checkpoint: Outline, tokenizer: Any, ids: Mapping[str, list[int]], rows: int
 ) -> list[str]:
-    """What to tell of tokens that the model has no embedding for.
+    """What to tell of tokens that the model has no embedding for; ids, rows: as of `probe_ids`.
 
     Raises ExportError where a usual text is written with one.
     """
-    if any(token >= embeddings for text in ids.values() for token in text):
+    if any(token >= rows for text in ids.values() for token in text):
         raise ExportError(
             f"The tokenizer of {checkpoint.name} writes usual texts with tokens that the model has "
             "no embeddings for, so its files are of another model; download them again."
         )
-    extra = len(tokens(tokenizer)) - embeddings
+    extra = len(tokens(tokenizer)) - rows
     if extra <= 0:
         return []
     return [
@@ -133,7 +127,7 @@ def unread(
     ]
 
 
-def _texts(tokenizer: Any, rows: int | None) -> dict[str, str]:
+def _texts(tokenizer: Any, rows: int) -> dict[str, str]:
     added = tokenizer.added_tokens_encoder.items()
-    control = [str(text) for text, token in added if rows is None or token < rows]
+    control = [str(text) for text, token in added if token < rows]
     return {**PROBES, "control tokens": " and ".join(control[:12]) or "none"}

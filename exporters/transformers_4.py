@@ -5,7 +5,7 @@ set for all layers or one for each kind of layer. transformers 4 passes over tha
 and takes its own classes' theta instead.
 
 Invariant: what transformers 4 is told of a model's positions is all that the checkpoint says of
-them, or the checkpoint is refused.
+them, or the checkpoint is refused. `lacking` tells of weights that it makes up without a word.
 """
 
 from __future__ import annotations
@@ -80,6 +80,18 @@ def positions(checkpoint: Checkpoint) -> tuple[dict[str, Any], str] | None:
     scaling = values["rope_scaling"] or {}
     numbers = {key: values[key] for key in _NUMBERS if values.get(key) is not None}
     return numbers, str(scaling.get("rope_type", scaling.get("type", "default")))
+
+
+def lacking(found: Mapping[str, Any]) -> str | None:
+    """What transformers made up for want of it in a checkpoint: "no NAME" or "no fitting NAME".
+
+    found: what `from_pretrained` tells with `output_loading_info`. None where nothing is made up.
+    """
+    unfit = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    for names, what in ((found["missing_keys"], "no"), (unfit, "no fitting")):
+        if names:
+            return f"{what} {min(names)}"
+    return None
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from edgespec.exporters import (
     quantise,
 )
 from edgespec.exporters.checkpoint import Checkpoint, Outline
-from edgespec.exporters.gguf_pair import export_pair, require_same_tokens
+from edgespec.exporters.gguf_pair import export_pair, require_fit, require_same_tokens
 from edgespec.exporters.gguf_quant import quant
 from edgespec.exporters.gguf_sentencepiece import read_sentencepiece
 from edgespec.exporters.gguf_vocabulary import Vocabulary
@@ -988,3 +988,24 @@ def test_a_pair_with_other_tokens_is_refused_before_any_work(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "small can't draft for big: token" in done.stderr and "<|another|>" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big", "small"]
+
+
+@pytest.mark.parametrize("removed", [0, 1], ids=["a word again", "behind a gap"])
+def test_tokens_behind_the_embedding_rule_no_pair_out(removed: int, tmp_path: Path) -> None:
+    """No file will hold them, so neither their texts nor gaps before them are looked at."""
+    target = Outline.open(tiny.write_checkpoint(tmp_path / "big"))
+    rows = target.config["vocab_size"]
+    tokenizer = tiny.byte_level_tokenizer()
+    words = tokenizer["added_tokens"]
+    del words[len(words) - removed :]
+    words.append(tiny.added(rows, "<|behind|>" if removed else "the"))
+    folder = tiny.write_checkpoint(tmp_path / "small", tokenizer=tokenizer, rows=rows)
+    require_fit((target, Outline.open(folder)))
+
+
+def test_a_vocab_size_beyond_all_memory_is_only_a_limit(tmp_path: Path) -> None:
+    """What config.json says is known before the weights are, which say it right."""
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tiny.write_json(folder / "config.json", config | {"vocab_size": 1 << 60})
+    require_fit([Outline.open(folder)])

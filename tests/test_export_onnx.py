@@ -594,7 +594,8 @@ def test_a_tokenizer_of_a_newer_transformers(
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
     tokenizer = onnx_text.load(Checkpoint.open(folder))
-    ids, rows = onnx_text.probe_ids(tokenizer, None), onnx_text.rows(source)
+    rows = source.config["vocab_size"]
+    ids = onnx_text.probe_ids(tokenizer, rows)
     assert ids == onnx_text.probe_ids(onnx_text.load(source), rows)
     onnx_text.check(folder, tokenizer, rows, ids)
 
@@ -620,7 +621,8 @@ def test_a_tokenizer_that_cuts_and_fills_up_texts_is_the_same(
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
     tokenizer = onnx_text.load(Checkpoint.open(folder))
-    onnx_text.check(folder, tokenizer, None, onnx_text.probe_ids(tokenizer, None))
+    rows = checkpoint().config["vocab_size"]
+    onnx_text.check(folder, tokenizer, rows, onnx_text.probe_ids(tokenizer, rows))
 
 
 @with_extra
@@ -643,9 +645,36 @@ def test_a_token_beyond_the_embedding_is_told(
     result = exporter.export(Checkpoint.open(folder), tmp_path / "out", dtype="fp32")
     assert [note for note in result.notes if "has 1 more tokens than the model has" in note]
     tokenizer = onnx_text.load(Checkpoint.open(folder))
-    ids = onnx_text.probe_ids(tokenizer, None)
+    rows = max(onnx_text.probe_ids(tokenizer, last)["English"])
+    ids = onnx_text.probe_ids(tokenizer, rows)
     with pytest.raises(ExportError, match="padded writes usual texts with tokens that the model"):
-        onnx_text.unread(Checkpoint.open(folder), tokenizer, ids, last + 1)
+        onnx_text.unread(Checkpoint.open(folder), tokenizer, ids, rows)
+
+
+@with_extra
+def test_a_token_beyond_the_embedding_of_a_model_whose_class_says_its_size(tmp_path: Path) -> None:
+    """config.json has no vocab_size then, and the embedding has as many rows as the class means."""
+    import tiny_checkpoint as tiny
+    from transformers import LlamaConfig
+
+    rows = LlamaConfig().vocab_size
+    tokenizer = tiny.byte_level_tokenizer()
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {f"filler {number}": number for number in range(len(vocab), rows - len(tiny.CONTROL))}
+    tokenizer["added_tokens"] = [
+        tiny.added(len(vocab) + i, text) for i, text in enumerate((*tiny.CONTROL, "[PAD]"))
+    ]
+    folder = tiny.write_checkpoint(
+        tmp_path / "unsaid", "llama-2", tokenizer=tokenizer, rows=rows,
+        tie_word_embeddings=True, max_position_embeddings=1024,
+    )  # fmt: skip
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["vocab_size"]
+    tiny.write_json(folder / "config.json", config)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    tiny.write_json(folder / "tokenizer_config.json", about)
+    result = exporter.export(Checkpoint.open(folder), tmp_path / "out", dtype="fp32")
+    assert [note for note in result.notes if "has 1 more tokens than the model has" in note]
 
 
 @with_extra
