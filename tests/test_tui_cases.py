@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from io import BufferedWriter, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -923,6 +924,69 @@ def test_what_couldnt_be_saved_is_told_after_leaving(
     assert run(s.app) == 1
     told = capsys.readouterr().err
     assert "edgespec: This conversation can't be saved" in told and "memory" not in told
+
+
+def test_a_conversation_that_was_deleted_isnt_unsaved_after_leaving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from edgespec.tui.app import run
+
+    stores = store(tmp_path)
+    s = stage(stores=stores)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "drop me")
+        await settled(pilot)
+        s.runtime.held = True
+        await say(pilot, "and this")
+        await listed(pilot, s)
+        await pilot.press("delete")
+        await until(lambda: len(s.app.screen_stack) == 3, pilot)
+        await pilot.press("y")
+        assert stores.history is not None
+        await until(lambda: not stores.history.list(), pilot)
+        s.runtime.allow(3)
+        await until(lambda: answers(s.app)[-1].text != "", pilot)
+        await pilot.press("ctrl+q")
+        await pilot.pause()
+        assert not s.app._running
+
+    monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
+    assert run(s.app) == 0 and capsys.readouterr().err == ""
+    assert list((tmp_path / "conversations").glob("*.jsonl")) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that takes nothing")
+def test_a_chat_whose_terminal_is_gone_waits_for_no_model(tmp_path: Path, monkeypatch: Any) -> None:
+    from edgespec.tui.app import run
+
+    (tmp_path / "conversations").write_text("no folder")
+    s = stage(stores=store(tmp_path))
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "go")
+        await settled(pilot)
+
+    def play() -> None:
+        drive(s, body)
+        s.app.bridge.close = lambda timeout: False  # type: ignore[method-assign]
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(s.app, "run", play)
+    monkeypatch.setattr("os._exit", leave)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        gone = TextIOWrapper(BufferedWriter(full), line_buffering=True)
+        monkeypatch.setattr("sys.stderr", gone)
+        with pytest.raises(SystemExit) as left:
+            run(s.app)
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            gone.close()
+    assert left.value.code == 1
 
 
 def test_an_absurd_time_in_a_file_is_no_crash(tmp_path: Path) -> None:

@@ -533,5 +533,5 @@ def test_what_was_set_last_is_kept_on_leaving(
         await pilot.press("ctrl+g")
 
     monkeypatch.setattr(s.app, "run", lambda: drive(s, body))
-    assert run(s.app) == 0
+    assert run(s.app) == 1
     assert "edgespec: Can't save the settings" in capsys.readouterr().err

@@ -386,18 +386,22 @@ def run(app: ChatApp) -> int:
     try:
         app.run()
     finally:
-        _keep(app)
+        failures = _keep(app)
     _say(app.failure, app.unsaved)
-    status = app.return_code or int(bool(app.unsaved))
+    status = app.return_code or int(bool(app.unsaved or failures))
     if not app.bridge.close(_PATIENCE):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a terminal that is gone
+                stream.flush()
         os._exit(status)
     return status
 
 
-def _keep(app: ChatApp) -> None:
-    """Have all that was said on the disk, however the chat was left; a long wait is told."""
+def _keep(app: ChatApp) -> list[str]:
+    """Have all that was said on the disk, however the chat was left; a long wait is told.
+
+    Returns what went wrong with settings, exports and copies, which is told too.
+    """
     app.take_last_words()
     history = app.stores.history
     if history is not None:
@@ -408,7 +412,9 @@ def _keep(app: ChatApp) -> None:
         history.close()
         history.saving.failures()  # raises what went wrong beside the disk
     app.stores.writing.settle(forever=True)
-    _say(*app.stores.writing.failures())
+    failures = app.stores.writing.failures()
+    _say(*failures)
+    return failures
 
 
 def _say(*sentences: str) -> None:

@@ -1,7 +1,7 @@
 """How the screen reaches a terminal, and the keys the chat.
 
 Invariant: the screen is drawn on stdout, which `line_chat_reason` looked at, wherever stderr leads;
-neither a terminal that is gone nor a byte that isn't UTF-8 stops the chat.
+neither a write to a terminal that is gone nor a byte that isn't UTF-8 is a failure.
 """
 
 from __future__ import annotations

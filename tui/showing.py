@@ -148,11 +148,13 @@ class Showing(App[None]):
 
     @property
     def unsaved(self) -> str:
-        """Why the open conversation isn't on the disk, or not all of it; "" where it is.
+        """Why the open conversation isn't on the disk, or not all of it; "" where it is, or where
+        it was deleted on purpose.
 
         Right once nothing is being saved any more.
         """
-        return self._writer.problem if self._writer is not None else ""
+        writer = self._writer
+        return "" if writer is None or writer.forgotten else writer.problem
 
     def _save(self, index: int, turn: Turn) -> None:
         """Have a turn saved, without waiting for it."""
@@ -194,7 +196,7 @@ class Showing(App[None]):
         What the disk didn't take is tried once more before.
         """
         writer, history = self._writer, self.stores.history
-        if not self.unsaved or writer is None or writer.forgotten or history is None:
+        if not self.unsaved or writer is None or history is None:
             return True
         with suppress(OSError, StillSaving):  # told already, and what isn't saved is told below
             history.saving.do(writer.save_rest)
