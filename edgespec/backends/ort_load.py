@@ -6,6 +6,7 @@ named, or that the CPU may stand in for, fails at that, the CPU takes over and t
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from edgespec.backends.ort_providers import (
     open_session,
 )
 from edgespec.errors import ConfigError, ModelError, ModelFormatError, NumericalError
+from edgespec.platform.huge_pages import huge_pages
 from edgespec.session import CancelFlag, Model
 
 # A pool that spins on after a pass would take the CPUs from whatever runs next: sampling, or the
@@ -58,9 +60,15 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             stopped=cancel.is_set,
         )
 
+    def tried(opened: Opened) -> Model:
+        # The cache, and what the first passes take, as the weights before them.
+        on_cpu = opened.device.provider == CPU
+        with huge_pages(cancel.is_set) if on_cpu else nullcontext():
+            return _model(folder, opened, context_size, notes, cancel)
+
     first = opened(options.device)
     try:
-        return _model(folder, first, context_size, notes, cancel)
+        return tried(first)
     except ModelFormatError:
         raise
     except ModelError as error:
@@ -72,7 +80,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             raise type(error)(f"{error}; or choose --device cpu") from error
         notes = [on_the_cpu(folder.name, str(error)), *notes]
     del first  # and with it its memory on the device
-    return _model(folder, opened("cpu"), context_size, notes, cancel)
+    return tried(opened("cpu"))
 
 
 def _model(
