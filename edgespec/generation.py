@@ -121,7 +121,7 @@ class Generation(Iterator[Chunk]):
         max_tokens: int,
         stop: Sequence[str] = (),
         logprobs: LogprobsRequest | None = None,
-        planner: Planner | None = None,
+        planner: Planner,
         begun: int = 0,
         notes: Sequence[str] = (),
         on_begin: Callable[[], None] | None = None,
@@ -133,7 +133,6 @@ class Generation(Iterator[Chunk]):
         begins = prompt[len(prompt) - begun :]
         stream = TextStream(tokenizer, max_tokens=max_tokens, stop=stop, begun=begins)
         sampler = Sampler(sampling, tokenizer.num_tokens, prompt, ends=tokenizer.stop_ids)
-        planner = planner or engine.planner
         self._answer = _Answer(
             engine, prompt, stream, sampler, planner, logprobs, on_begin, on_finish
         )
