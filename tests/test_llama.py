@@ -35,6 +35,7 @@ from edgespec.backends import (
     LoadOptions,
     llama,
     llama_device,
+    llama_load,
     llama_params,
     llama_tokenizer,
     load_model,
@@ -422,8 +423,8 @@ def test_what_is_laid_out_anew_is_counted_over_all_parts() -> None:
         info = TensorInfo("a", (256,), kind, 0, 256)
         return GGUFHeader(Path("a.gguf"), 3, {}, (info,), 0)
 
-    assert llama._repacked([part(lib.GGML_TYPE_F32), part(lib.GGML_TYPE_Q4_0)])
-    assert not llama._repacked([part(lib.GGML_TYPE_F32)])
+    assert llama_load._repacked([part(lib.GGML_TYPE_F32), part(lib.GGML_TYPE_Q4_0)])
+    assert not llama_load._repacked([part(lib.GGML_TYPE_F32)])
 
 
 def test_an_encoder(tmp_path: Path) -> None:

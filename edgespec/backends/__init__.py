@@ -126,9 +126,9 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         return ort_load.load(path, options, cancel)
     if path.is_dir():
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
-    from edgespec.backends import llama
+    from edgespec.backends import llama_load
 
-    return llama.load(path, options, cancel)
+    return llama_load.load(path, options, cancel)
 
 
 def _require_onnx(path: Path) -> None:
