@@ -275,7 +275,7 @@ class Costs:
             sizes = [len(c) for c in seconds.values()]
             if sizes != [MAX_TOKENS] * len(kinds) or len(unsure) != MAX_TOKENS * len(kinds):
                 raise ValueError("these are no costs")
-            if not all(0 < min(c) <= max(c) < 1e9 for c in seconds.values()):
+            if not all(0 < s < 1e9 for c in seconds.values() for s in c):
                 raise ValueError("these are no costs")
             costs = cls({kind: dict(enumerate(c, 1)) for kind, c in seconds.items()})
             # Another day, another program beside this one: somewhat less sure than it was.
