@@ -1513,6 +1513,23 @@ def test_progress_stays_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.getvalue().count("\n") == 1
 
 
+def test_a_message_in_between_has_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a terminal, where the line that says how far it is stays open."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    target = write_tiny(tmp_path / "a.gguf", context=512)
+    (tmp_path / "p.jsonl").write_text('{"turns": ["Hi."]}\n{"turns": ["Ho."]}\n', "utf-8")
+    (tmp_path / "it.py").write_text(PEER, encoding="utf-8")
+    code, _, err = in_process(
+        capsys, "bench", "--target", target, "--lookahead", "1", "--threads", "1", "--tokens", "2",
+        "--prompts", tmp_path / "p.jsonl", "--peer", f"{tmp_path / 'it.py'}:picky",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 0 and "\ra: 0 of 2 prompts" in err, err
+    assert re.search(r"^it/picky gave no answer to line 1", err, re.MULTILINE), err
+
+
 def test_wide_characters_stay_on_their_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from edgespec.terminal import printable
 
@@ -46,6 +47,15 @@ class Progress:
             print(f"\r{covering}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
+
+    def apart(self, say: Callable[[str], None]) -> Callable[[str], None]:
+        """`say` for messages in between: each begins on a line of its own."""
+
+        def told(message: str) -> None:
+            self.close()
+            say(message)
+
+        return told
 
     def close(self) -> None:
         """End an unfinished line, so that the next message has one of its own."""

@@ -220,7 +220,7 @@ def _measure(args: argparse.Namespace, out: Path) -> int:
                 progress = Progress(pair.name)
                 try:
                     try:
-                        run_pair(pair, options, writer, say, progress)
+                        run_pair(pair, options, writer, progress.apart(say), progress)
                     finally:
                         progress.close()
                 except (EdgespecError, OSError) as error:
