@@ -254,6 +254,18 @@ def test_another_vocabulary_is_refused_by_its_first_difference(tmp_path: Path) -
     assert repr(tokens[300].decode()) in str(caught.value)
 
 
+@pytest.mark.parametrize("token", [-1, FIRST, 2**31 - 1, 2**40])
+def test_an_id_outside_the_vocabulary_is_called_that(
+    token: int, load: Callable[..., Model]
+) -> None:
+    """As an ONNX model's session calls it, and before llama.cpp sees it."""
+    session = load().session
+    session.forward([3, FIRST - 1])
+    with pytest.raises(ModelError, match="was given an id outside its vocabulary"):
+        session.forward([3, token])
+    assert session.length == 2
+
+
 def test_a_drafter_with_less_context(tmp_path: Path) -> None:
     target = write_tiny(tmp_path / "target.gguf", context=1024)
     small = write_tiny(tmp_path / "small.gguf", context=256)
@@ -617,7 +629,8 @@ def test_native_log_lines_go_to_logging_alone(
     with caplog.at_level(logging.DEBUG, "edgespec.llama"):
         model = load_model(path, OPTIONS, CancelFlag())
         model.session.forward([3, 4])
-        with pytest.raises(ModelError):
+        model.session.vocab_size = 1 << 20  # so that llama.cpp itself finds what is wrong
+        with pytest.raises(ModelError, match="llama_decode"):
             model.session.forward([100_000])
         model.close()
     lines = [record.getMessage() for record in caplog.records]

@@ -32,7 +32,7 @@ from edgespec.native_use import NativeUse
 from edgespec.session import CancelFlag, Logits, TokenIds
 
 _BATCH = 512  # tokens in one llama_decode
-_MAX_ROWS = 64  # logits rows one llama_decode can give; reserves memory, so no more than needed
+_MAX_ROWS = 65  # logits rows of one llama_decode, which reserve memory: of the longest lookahead
 
 
 def telling_address(function: Any) -> Callable[[Any], int | None]:
@@ -245,11 +245,15 @@ class LlamaSession:
             )
 
     def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
-        """Put the tokens into the batch."""
+        """Put the tokens into the batch. Raises ModelError for an id outside the vocabulary."""
+        fed = self._tokens[: len(tokens)]
         try:
-            self._tokens[: len(tokens)] = tokens
+            fed[:] = tokens
+            outside = fed.view(np.uint32).max() >= self.vocab_size  # a negative one too
         except OverflowError:
-            raise ModelError(f"{self.name} was given an id outside its vocabulary") from None
+            outside = True
+        if outside:
+            raise ModelError(f"{self.name} was given an id outside its vocabulary")
 
     def _logits(self, rows: int) -> Logits:
         """The rows of the last pass, (rows, V), as they lie in llama.cpp's memory."""
