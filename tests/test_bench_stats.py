@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.bench import charts, compare, report, table
-from edgespec.bench.beside import answered_by_all, at_best, best_side
+from edgespec.bench.beside import answered_by_all, at_best, best_side, with_bests
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Pair, Results, Run, Trial
 from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
@@ -520,6 +520,37 @@ def test_each_peer_at_its_best_in_each_category() -> None:
     made = results(trials, ["plain", "it/a", "it/b"])
     assert [best_side(made, "p", ["it/a", "it/b"], c) for c in ("x", "y")] == ["it/a", "it/b"]
     assert best_side(made, "p", ["it/c"], "x") is None
+
+
+def test_over_all_categories_a_peer_has_the_best_of_each() -> None:
+    """One setting for all of them is twice as slow in half of them, which would flatter us."""
+    trials = [
+        Trial("p", f"{c} {i}", c, 0, 0, 9, "", [
+            answer("plain", 4.0), answer("l", 1.0), answer("it/a", a), answer("it/b", b)])
+        for c, a, b in (("x", 1.0, 2.0), ("y", 4.2, 2.0)) for i in range(2)
+    ]  # fmt: skip
+    made = results(trials, ["plain", "l", "it/a", "it/b"])
+    own, peers = ["plain", "l"], {"it": ["it/a", "it/b"]}
+    chosen = with_bests(made, "p", peers)
+    beside = at_best(chosen, "p", own, peers, ALL)
+    (best, found), (fixed, one) = beside["it, best"], beside["it, fixed"]
+    assert (best, fixed) == ("it/best of each category", "it/b")
+    assert found.ratio and found.ratio.center == pytest.approx(math.sqrt(8))  # 4 and 2
+    assert one.ratio and one.ratio.center == pytest.approx(2.0)
+    assert [at_best(chosen, "p", own, peers, c)["it, best"][0] for c in "xy"] == ["it/a", "it/b"]
+    shown = [
+        line.split() for line in table.lines(made) if line.startswith("all") and " it " in line
+    ]
+    assert [(" ".join(line[2:-9]), line[-4]) for line in shown] == [
+        ("best of each category", "1.41"), ("b", "2.00"),
+    ]  # fmt: skip
+    html = report.render(made)
+    assert "it, fixed" in html and "tok/s, best of each category" in html
+    assert "<td>best of each category</td>" in html and "fastest single setting" in html
+    assert "best of each" not in "".join(table.lines(results(trials[:2], ["plain", "l"])))
+    for trial in made.trials:
+        trial.answers[:] = [a for a in trial.answers if a.side != "it/a"]
+    assert "best of each category" not in report.render(results(trials, ["plain", "l", "it/b"]))
 
 
 def test_a_peer_that_cannot_stand_beside_us_is_named() -> None:

@@ -7,11 +7,15 @@ more than sides do. Invariant: what stands beside each other was answered by all
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from edgespec.bench.prompts import ALL
-from edgespec.bench.record import Results
+from edgespec.bench.record import Answer, Results, Trial
 from edgespec.bench.summary import Asked, Row, categories, pairs, row, speed_logs, trials_of
+
+EACH = "best of each category"
+"""A peer's setting that `with_bests` adds."""
 
 NO_COMMON_ENERGY = "no prompt was answered by all sides whose energy was told"
 
@@ -58,6 +62,35 @@ def best_side(
     return max(found, key=lambda side: found[side]) if found else None
 
 
+def with_bests(results: Results, pair: str, peers: dict[str, list[str]]) -> Results:
+    """The same with a side `PEER/best of each category`: the answers of each category's fastest.
+
+    One setting for all categories would flatter whoever chooses anew at every prompt. A peer of one
+    setting, and results of one category, have nothing to choose from.
+    """
+    named = [category for category in categories(results, pair) if category != ALL]
+    best = {
+        (peer, category): best_side(results, pair, theirs, category)
+        for peer, theirs in peers.items()
+        for category in named
+        if len(named) > 1 and len(theirs) > 1
+    }
+
+    def chosen(trial: Trial) -> Iterator[Answer]:
+        for peer in peers:
+            side = best.get((peer, trial.category))
+            if side and (answer := trial.answer(side)):
+                yield replace(answer, side=f"{peer}/{EACH}")
+
+    trials = [
+        replace(trial, answers=[*trial.answers, *chosen(trial)])
+        if trial.pair == pair and trial.context is None
+        else trial
+        for trial in results.trials
+    ]
+    return replace(results, trials=trials)
+
+
 def beside(
     results: Results, pair: str, sides: Sequence[str], category: str, context: int | None = None
 ) -> dict[str, Row]:
@@ -75,13 +108,26 @@ def at_best(
     category: str,
     context: int | None = None,
 ) -> dict[str, tuple[str, Row]]:
-    """Our sides and each peer at the fastest of its settings: the side and its row by its name."""
+    """Our sides and each peer at the fastest of its settings: the side and its row by its name.
+
+    Over all categories "best" is the best of each, if `with_bests` added that, and "fixed" the
+    fastest of the settings.
+    """
     names = {side: side for side in own}
     for peer, theirs in peers.items():
         best = best_side(results, pair, theirs, category, context)
-        names |= {best: f"{peer}, best"} if best else {}
+        each = f"{peer}/{EACH}"
+        chooses = category == ALL and each in results.sides(pair)
+        at_its_best, fixed = best_names(peer)
+        names |= {best: fixed if chooses else at_its_best} if best else {}
+        names |= {each: at_its_best} if chooses else {}
     found = beside(results, pair, list(names), category, context)
     return {names[side]: (side, one) for side, one in found.items()}
+
+
+def best_names(peer: str) -> tuple[str, str]:
+    """What `at_best` calls a peer at its best, and at its fastest single setting beside that."""
+    return f"{peer}, best", f"{peer}, fixed"
 
 
 def left_out(
@@ -93,7 +139,9 @@ def left_out(
         trials = trials_of(results, pair, category)
         shown = at_best(results, pair, own, peers, category)
         for peer, theirs in peers.items():
-            if f"{peer}, best" not in shown and any(speed_logs(trials, side) for side in theirs):
+            if best_names(peer)[0] not in shown and any(
+                speed_logs(trials, side) for side in theirs
+            ):
                 missing.setdefault(peer, []).append(category)
     for peer, found in missing.items():
         yield (

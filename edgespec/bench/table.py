@@ -11,11 +11,13 @@ from edgespec.bench.beside import (
     NO_COMMON_ENERGY,
     answered_by_all,
     at_best,
+    best_names,
     energy,
     left_out,
     metered,
     split_sides,
     unanswered,
+    with_bests,
 )
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
@@ -204,28 +206,29 @@ def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
         return
     yield ""
     yield "each peer at its best setting in each category, and edgespec over it (95%):"
-    table: list[tuple[str, ...]] = [("CATEGORY", "PEER", "BEST", "TOK/S", *own)]
+    yield from columns([("CATEGORY", "PEER", "BEST", "TOK/S", *own), *over_peers(results, pair)])
+    for peer, theirs in peers.items():
+        yield from left_out(with_bests(results, pair, peers), pair, own, {peer: theirs})
+
+
+def over_peers(results: Results, pair: str) -> Iterator[tuple[str, ...]]:
+    """Category, peer, setting, its tokens per second, and each side of ours over it."""
+    own, peers = split_sides(results.sides(pair))
+    results = with_bests(results, pair, peers)
     for category in categories(results, pair):
         for peer, theirs in peers.items():
-            stands = at_best(results, pair, own, {peer: theirs}, category).get(f"{peer}, best")
-            if stands is None:
-                continue
-            best, found = stands
-            within = answered_by_all(results, pair, [*own, best], category)
-            ours = (against(results, pair, side, best, category, within) for side in own)
-            speed = found.tokens_per_second
-            table.append(
-                (
+            stands = at_best(results, pair, own, {peer: theirs}, category)
+            for side, found in (stands[n] for n in best_names(peer) if n in stands):
+                within = answered_by_all(results, pair, [*own, side], category)
+                ours = (against(results, pair, one, side, category, within) for one in own)
+                speed = found.tokens_per_second
+                yield (
                     category,
                     peer,
-                    best.split("/", 1)[1],
+                    side.split("/", 1)[1],
                     _number(speed.median if speed else None, 1),
                     *("" if interval is None else str(interval) for interval in ours),
                 )
-            )
-    yield from columns(table)
-    for peer, theirs in peers.items():
-        yield from left_out(results, pair, own, {peer: theirs})
 
 
 def _number(value: float | None, digits: int) -> str:
