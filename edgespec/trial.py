@@ -17,7 +17,7 @@ from edgespec.errors import ConfigError
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import Session
 from edgespec.terminal import columns, printable
-from edgespec.tune import LENGTH, PAYS, Choice, best
+from edgespec.tune import LENGTH, NOTHING_TO_JUDGE, PAYS, Choice, best
 
 _NAME = "model"
 
@@ -52,10 +52,7 @@ class Trial:
 def require_drafted(texts: Iterable[Text]) -> None:
     """Raises ConfigError where no answer has a token that is ever drafted: one behind its first."""
     if all(len(text.answer) < 2 for text in texts):
-        raise ConfigError(
-            "the target's answers end with their first token, so there is nothing to judge a "
-            "drafter by: give other texts with --prompts"
-        )
+        raise ConfigError(NOTHING_TO_JUDGE)
 
 
 def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:

@@ -1,15 +1,17 @@
-"""Does speculation pay for this pair on this machine, and by how much? The planner's sums by hand.
+"""Does speculation pay for this pair on this machine, and by how much?
 
-Invariant: everything here is arithmetic on measured costs and a measured acceptance. The planner
-reckons likewise, with a margin for what it can't know, so it drafts a little less.
+Invariant: the table is arithmetic on measured costs, for one lookahead and one acceptance in every
+round. The sentence below it is what the planner reached on sample prompts: it drafts where a guess
+is sure and leaves the rest alone, so no sum over a mean acceptance stands for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.costs import Costs
+from edgespec.errors import ConfigError
 
 LENGTH = 256
 """The text length, in tokens, that the sums are made for."""
@@ -17,7 +19,11 @@ LENGTH = 256
 RATES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 MAX_LOOKAHEAD = 8
 PAYS = 1.05
-"""The least gain that is called one: with less, the planner's margins leave nothing."""
+"""The least gain that is called one: less may be noise, or gone with another text."""
+NOTHING_TO_JUDGE = (
+    "the target's answers end with their first token, so there is nothing to judge a drafter by: "
+    "give other texts with --prompts"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sample:
-    """What sample prompts showed of a drafter.
+    """What sample prompts showed of a drafter, with a fixed lookahead.
 
     `rate` is the chance of a draft token to stand where those before it did; `share` that of the
     rounds in which it had a guess.
@@ -40,25 +46,33 @@ class Sample:
     share: float = 1.0
 
 
-def gain(
-    costs: Costs, drafter: str | None, lookahead: int, rate: float, share: float = 1.0
-) -> float:
+@dataclass(frozen=True)
+class Answer:
+    """A sample answer as the planner drafted it: its tokens behind the first, what they came to in
+    plain decoding's speed (None where that is unknown), and who drafted in it.
+    """
+
+    tokens: int
+    gain: float | None
+    drafters: tuple[str, ...] = ()
+
+
+def gain(costs: Costs, drafter: str | None, lookahead: int, rate: float) -> float:
     """Tokens per second over plain decoding's, if each draft token stands with chance `rate`.
 
-    `drafter` None costs nothing, like a lookup; it drafts in a `share` of the rounds. Leviathan et
+    `drafter` None costs nothing, like a lookup; every round is taken to have a guess. Leviathan et
     al. 2023 (arXiv 2211.17192), with measured costs in place of constant ones.
     """
     plain = costs.expected(1, LENGTH)
     seconds = costs.expected(lookahead + 1, LENGTH)
     if drafter is not None and lookahead:
         seconds += costs.draft(drafter, lookahead, 2, LENGTH)
-    tokens = 1 + sum(rate**i for i in range(1, lookahead + 1))
-    return (1 + share * (tokens - 1)) * plain / (plain + share * (seconds - plain))
+    return sum(rate**i for i in range(lookahead + 1)) * plain / seconds
 
 
-def best(costs: Costs, drafter: str | None, rate: float, share: float = 1.0) -> Choice:
+def best(costs: Costs, drafter: str | None, rate: float) -> Choice:
     """The lookahead that pays most; 0 where none does."""
-    choices = (Choice(k, gain(costs, drafter, k, rate, share)) for k in range(MAX_LOOKAHEAD + 1))
+    choices = (Choice(k, gain(costs, drafter, k, rate)) for k in range(MAX_LOOKAHEAD + 1))
     return max(choices, key=lambda choice: choice.gain)
 
 
@@ -74,14 +88,14 @@ def break_even(costs: Costs, drafter: str | None, lookahead: int) -> float | Non
 
 
 def report(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) -> Iterator[str]:
-    """The lines `edgespec tune` prints; None is a drafter that never had a guess."""
+    """The table `edgespec tune` prints; None is a drafter that never had a guess."""
     plain = costs.expected(1, LENGTH)
     yield f"a pass of the target over one token: {plain * 1e3:.1f} ms; over n tokens, relative:"
     sizes = range(2, MAX_LOOKAHEAD + 2)
     yield "  n     " + "".join(f"{n:7}" for n in sizes)
     relative = (costs.expected(n, LENGTH) / plain for n in sizes)
     yield "  cost  " + "".join(f"{cost:7.2f}" for cost in relative)
-    for name in samples:
+    for name, sample in samples.items():
         drafter = None if name in free else name
         yield ""
         if drafter is None:
@@ -98,38 +112,45 @@ def report(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) -
         plans = [best(costs, drafter, rate) for rate in RATES]
         yield "  best lookahead         " + "".join(f"{plan.lookahead:7}" for plan in plans)
         yield "  times plain            " + "".join(f"{plan.gain:7.2f}" for plan in plans)
-    yield ""
-    yield verdict(costs, samples, free)
+        yield f"  on the sample prompts  {_seen(sample)}"
 
 
-def verdict(costs: Costs, samples: Mapping[str, Sample | None], free: set[str]) -> str:
-    """One sentence: does it pay, with which drafter, and by how much."""
-    tried = {
-        name: (sample, best(costs, None if name in free else name, sample.rate, sample.share))
-        for name, sample in samples.items()
-        if sample is not None
-    }
-    if not tried:
-        return "No drafter had a guess on the sample prompts, so plain decoding it is."
-    drafting = {
-        name: max(
-            gain(costs, None if name in free else name, k, sample.rate, sample.share)
-            for k in range(1, MAX_LOOKAHEAD + 1)
-        )
-        for name, (sample, _) in tried.items()
-    }
-    name = max(tried, key=lambda n: drafting[n])
-    sample, choice = tried[name]
-    guesses = f" and a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
-    if choice.lookahead == 0 or choice.gain < PAYS:
+def _seen(sample: Sample | None) -> str:
+    if sample is None:
+        return "it had no guess"
+    guesses = f", with a guess in {sample.share:.0%} of the rounds" if sample.share < 0.995 else ""
+    return f"acceptance {sample.rate:.2f}{guesses}"
+
+
+def reached(answers: Sequence[Answer]) -> float | None:
+    """All their tokens in all their time, over plain decoding's; None where none of it is known."""
+    known = [(answer.tokens, answer.gain) for answer in answers if answer.gain]
+    time = sum(tokens / gain for tokens, gain in known)
+    return sum(tokens for tokens, _ in known) / time if time else None
+
+
+def verdict(answers: Sequence[Answer]) -> str:
+    """One sentence: does it pay, with which drafters, and by how much.
+
+    Raises ConfigError where nothing came behind a first token.
+    """
+    if not any(answer.tokens for answer in answers):
+        raise ConfigError(NOTHING_TO_JUDGE)
+    gain = reached(answers)
+    names = dict.fromkeys(name for answer in answers for name in answer.drafters)
+    drafted = f"drafted with {' and '.join(names)}" if names else "drafted nothing"
+    if gain is None:
         return (
-            f"Speculation does not pay for this pair on this machine: the best drafter, {name}, "
-            f"had its next token accepted {sample.rate:.0%} of the time{guesses} on the sample "
-            f"prompts, and the best lookahead would give {drafting[name]:.2f} times plain "
-            "decoding's tokens per second."
+            "Whether speculation pays can't be told from so little: give more prompts with "
+            "--prompts, or longer answers with --max-tokens."
+        )
+    if gain < PAYS or not names:
+        return (
+            "Speculation does not pay for this pair on this machine: on the sample prompts the "
+            f"planner {drafted} and reached {gain:.2f} times plain decoding's tokens per second "
+            "(other texts may differ: give yours with --prompts)."
         )
     return (
-        f"Speculation pays for this pair on this machine: {name} had its next token accepted "
-        f"{sample.rate:.0%} of the time{guesses} on the sample prompts, and a lookahead of "
-        f"{choice.lookahead} then gives {choice.gain:.2f} times plain decoding's tokens per second."
+        "Speculation pays for this pair on this machine: on the sample prompts the planner "
+        f"{drafted} and reached {gain:.2f} times plain decoding's tokens per second."
     )

@@ -283,8 +283,13 @@ class Game:
         self._clock += (seconds := self.machine.seconds(cost, self.rng))
         return seconds
 
-    def play(self, planner: Planner, names: Sequence[str]) -> list[Played]:
-        """All answers, the prompt's own round of each left out."""
+    def play(
+        self,
+        planner: Planner,
+        names: Sequence[str],
+        after: Callable[[], None] = lambda: None,
+    ) -> list[Played]:
+        """All answers, the prompt's own round of each left out; `after` is called behind each."""
         drafters = {name: FakeDrafter(name, self) for name in names}
         rounds = []
         zeros = np.zeros(1 << 14, np.int32)
@@ -309,6 +314,7 @@ class Game:
                 self.at = min(at + stood + 1, end)
                 self.length += self.at - at
                 rounds.append(Played(at, draft.drafter, k, stood, self._cost, cost))
+            after()
         return rounds
 
 

@@ -1,11 +1,32 @@
-"""The sums of `edgespec tune` against ones done by hand."""
+"""`edgespec tune`: its sums against ones done by hand, its sentence against what planners reach."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
+import numpy as np
+import pytest
+from fakes import FakeSession, fake_model
+from simulator import MACHINES, Game, alternating, fixed_cost, make_text
+
+from edgespec import Runtime
+from edgespec.adaptive import AdaptivePlanner
+from edgespec.commands.tune import planned, sampled
 from edgespec.costs import Costs
-from edgespec.tune import Sample, best, break_even, gain, verdict
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.errors import ConfigError
+from edgespec.planner import FixedPlanner, PlannerStatus
+from edgespec.tune import (
+    PAYS,
+    Answer,
+    Sample,
+    best,
+    break_even,
+    gain,
+    reached,
+    report,
+    verdict,
+)
 
 # A check of n tokens costs 1 + 0.1 (n - 1), a draft step 0.2; free drafts cost nothing.
 FLAT = Costs({"check": {n: 1 + 0.1 * (n - 1) for n in range(1, 18)}, "model": {1: 0.2, 17: 3.4}})
@@ -34,25 +55,82 @@ def test_the_best_lookahead_grows_with_acceptance_and_may_be_none() -> None:
 
 
 def test_the_verdict_names_what_pays_or_says_that_nothing_does() -> None:
-    assert "Speculation pays" in verdict(
-        FLAT, {"lookup": Sample(0.8), "model": Sample(0.1)}, {"lookup"}
-    )
-    assert "does not pay" in verdict(STEEP, {"lookup": Sample(0.9)}, {"lookup"})
-    assert "No drafter had a guess" in verdict(FLAT, {"lookup": None}, {"lookup"})
+    said = verdict([Answer(60, 1.3, ("lookup",)), Answer(60, 1.2, ("lookup", "model"))])
+    assert "Speculation pays" in said and "with lookup and model and reached 1.25 times" in said
+    said = verdict([Answer(60, 1.04, ("model",))])
+    assert "does not pay" in said and "drafted with model and reached 1.04 times" in said
+    assert "does not pay" in verdict([Answer(60, 1.2)])  # a clock that ran fast is no gain
+    assert "drafted nothing" in verdict([Answer(60, 1.0)])
+    assert "can't be told" in verdict([Answer(60, None)])
 
 
-def test_where_nothing_pays_the_one_that_loses_least_is_named() -> None:
-    steep = Costs({"check": {n: float(n) for n in range(1, 18)}, "model": {1: 0.1, 17: 1.7}})
-    said = verdict(steep, {"lookup": Sample(0.2), "model": Sample(0.7)}, {"lookup"})
-    assert "does not pay" in said and "the best drafter, model," in said
-    assert "would give 0.77" in said  # 1.7 tokens in the time of 2 + 0.2
+def test_answers_count_by_their_time() -> None:
+    assert reached([Answer(100, 2.0), Answer(100, 0.5)]) == pytest.approx(200 / 250)
+    assert reached([Answer(90, 1.5), Answer(10, None)]) == pytest.approx(1.5)
+    assert reached([]) is None
 
 
-def test_a_drafter_that_seldom_has_a_guess_gains_little() -> None:
-    # Half of the rounds as above, half of them plain.
-    assert gain(FLAT, None, 2, 0.5, 0.5) == pytest.approx(1.375 / 1.1, rel=0.01)
-    seldom = {"lookup": Sample(0.9, 0.05), "model": Sample(0.8)}
-    assert "model had its next" in verdict(FLAT, seldom, {"lookup"})
-    assert "a guess in 60% of the rounds" in verdict(FLAT, {"lookup": Sample(0.9, 0.6)}, {"lookup"})
-    # 1 + 0.16 tokens in 1.1 plain ones, which is the most that a lookup of this rate gives.
-    assert "does not pay" in verdict(FLAT, {"lookup": Sample(0.15)}, {"lookup"})
+@pytest.mark.parametrize("seed", range(3))
+def test_what_pays_on_one_kind_of_text_alone_is_found_by_the_sentence(seed: int) -> None:
+    """Half of the prompts copy: no fixed lookahead pays over all of them, and the planner does."""
+    machine, rng = MACHINES["q4_k_m"], np.random.default_rng(seed)
+    process = alternating(0.5, 0.5, (128, 128), copies=True, fixed=True)
+    text = make_text(process, rng, answers=((90, 128),) * 4)
+    planner, answers = AdaptivePlanner(machine.measured(rng)), list[Answer]()
+    names = ("lookup",)
+
+    def after() -> None:
+        answers.append(Answer(128, planner.status().gain, names))
+
+    rounds = Game(machine, text, seed).play(planner, names, after)
+    found = reached(answers)
+    assert found == pytest.approx(4 * 128 / sum(r.cost for r in rounds), rel=0.05)
+    assert "Speculation pays" in verdict(answers)
+    fixed = (fixed_cost(machine, text, "lookup", k) for k in range(1, 9))
+    assert 4 * 128 / min(fixed) < PAYS < found
+
+
+class Told(FixedPlanner):
+    """Drafts with lookup, and tells of each answer a gain that was given."""
+
+    def __init__(self, gains: Sequence[float]) -> None:
+        super().__init__(["lookup"], 3)
+        self._gains = list(gains)
+
+    def begin(self, length: int) -> None:
+        super().begin(length)
+        self._gain = self._gains.pop(0)
+
+    def status(self) -> PlannerStatus:
+        return PlannerStatus("lookup", 3, False, "", self._gain)
+
+
+def runtime(gains: Sequence[float] = (), **options: object) -> Runtime:
+    target = FakeSession(260, order=1, **options)  # type: ignore[arg-type]
+    return Runtime(fake_model(target), [LookupDrafter()], planner=Told(gains))
+
+
+def test_sample_prompts_are_answered_by_the_runtimes_own_planner() -> None:
+    with runtime((1.5, 0.5)) as opened:
+        answers = planned(opened, ["hello", "you there"], 200)
+        sample = sampled(opened, ["hello"], 200, "lookup")
+    assert [answer.gain for answer in answers] == [1.5, 0.5]
+    assert {answer.drafters for answer in answers} == {("lookup",)}  # by words that came before
+    assert [answer.tokens for answer in answers] == [199, 199]
+    assert sample is not None and sample.rate > 0.5 and sample.share > 0.3
+
+
+def test_answers_that_end_with_their_first_token_show_nothing() -> None:
+    with runtime((1.0,), bias={257: 90.0}) as opened:
+        answers = planned(opened, ["hello"], 64)
+        assert sampled(opened, ["hello"], 64, "lookup") is None
+    assert answers == [Answer(0, 1.0)]
+    with pytest.raises(ConfigError, match="end with their first token"):
+        verdict(answers)
+
+
+def test_a_drafter_without_a_guess_is_told_of_beside_one_that_has_some() -> None:
+    lines = list(report(FLAT, {"lookup": None, "model": Sample(0.6, 0.4)}, {"lookup"}))
+    told = [line for line in lines if "on the sample prompts" in line]
+    assert ["it had no guess" in line for line in told] == [True, False]
+    assert told[1].endswith("acceptance 0.60, with a guess in 40% of the rounds")
