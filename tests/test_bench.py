@@ -292,6 +292,46 @@ def test_a_difference_is_explained_by_rounding_or_not() -> None:
     assert ended and ended["explained"] and ended["gap"] < 0.02
 
 
+class Says:
+    """A side that answers what it is told to."""
+
+    def __init__(self, name: str, tokens: Sequence[int]) -> None:
+        self.name, self._tokens = name, list(tokens)
+
+    def answer(self, ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> Answer:
+        return Answer(self.name, self._tokens, "", "length", 0.1, 0.1)
+
+
+def test_texts_that_part_alike_are_explained_once_and_another_programs_not(tmp_path: Path) -> None:
+    """Each explanation reads the text anew, as long as it is."""
+    runtime, target, _ = fake_runtime()
+    plain = RuntimeSide(runtime, None)
+    ids = runtime.encode_messages([protocol.Message("user", "Hi?")])
+    right = plain.answer(ids, 8, GREEDY).tokens
+    wrong = (right[2] + 1) % 256
+    own = [Says("a", [*right[:2], wrong, 7]), Says("b", [*right[:2], wrong, 8, 9])]
+    others = [Says("it/plain", [*right[:2], 10**6, 4]), Says("it/fast", right)]
+
+    def passes(name: str, *sides: Says) -> tuple[int, dict[str, Any]]:
+        target.passes.clear()
+        asked = Plan("pair", [prompts.Prompt("p", "c", ("Hi?",))], 8)
+        with Writer(tmp_path / name) as writer:
+            measure(runtime, [plain, *sides], asked, writer)
+        (trial,) = writer.results.trials
+        return len(target.passes), {a.side: a.difference for a in trial.answers}
+
+    alone, _ = passes("alone")
+    beside, found = passes("beside", *others)
+    assert beside == alone
+    assert found["it/plain"] == {"token": 2, "plain": right[2], "other": 10**6}
+    assert found["it/fast"] is found["plain"] is None
+    once, found = passes("once", own[0])
+    assert once > alone and found["a"]["explained"] is False
+    assert passes("twice", *own, *others)[0] == once
+    ended, found = passes("ended", own[0], Says("b", right[:2]))
+    assert ended > once and found["a"]["gap"] != found["b"]["gap"]  # the same place, otherwise
+
+
 def test_drawn_texts_that_part() -> None:
     """Where a seed's draw was near, rounding explains another token; elsewhere it doesn't."""
     runtime, target, _ = fake_runtime()

@@ -28,6 +28,21 @@ _ROWS = 32  # rows before the difference from which the rounding is learnt
 _CHECKS = (2, 4, 9)  # tokens in passes that stand for checks: each may run another kernel
 
 
+def parting(plain: Sequence[int], other: Sequence[int]) -> dict[str, Any] | None:
+    """The first token where `other` isn't `plain`, from 0, and what each has there.
+
+    None where there is no such token; None for a text that has ended.
+    """
+    at = common(plain, other)
+    if at == len(plain) == len(other):
+        return None
+    return {
+        "token": at,
+        "plain": plain[at] if at < len(plain) else None,
+        "other": other[at] if at < len(other) else None,
+    }
+
+
 def difference(
     runtime: Runtime,
     prompt: Sequence[int],
@@ -37,18 +52,15 @@ def difference(
 ) -> dict[str, Any] | None:
     """The first token where `other` isn't `plain`; None where there is none.
 
-    `token` counts from 0. `gap` is how far one of the two tokens is from being taken, in logits
-    (None: it never would be), `noise` the largest change in a likeliest token's log-probability
-    between single and batched passes. `explained` says whether rounding accounts for the gap.
+    Beside what `parting` tells, `gap` is how far one of the two tokens is from being taken, in
+    logits (None: it never would be), `noise` the largest change in a likeliest token's
+    log-probability between single and batched passes. `explained` says whether rounding accounts
+    for the gap.
     """
-    at = common(plain, other)
-    if at == len(plain) == len(other):
+    found = parting(plain, other)
+    if found is None:
         return None
-    found = {
-        "token": at,
-        "plain": plain[at] if at < len(plain) else None,
-        "other": other[at] if at < len(other) else None,
-    }
+    at = found["token"]
     if not runtime.target.session.can_rollback:
         return {**found, "gap": None, "noise": None, "explained": False}
     text = [*prompt, *plain[:at]]

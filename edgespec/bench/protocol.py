@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from edgespec.bench.exactness import difference
+from edgespec.bench.exactness import difference, parting
 from edgespec.bench.files import Writer
 from edgespec.bench.peers import Unanswered
 from edgespec.bench.prompts import Prompt, long_prompt
@@ -243,17 +244,22 @@ def _compared(
 ) -> list[Answer]:
     """The answers, each with where it differs from plain's.
 
-    Under `rejection` each side draws a text of its own, so there is nothing to compare.
+    Whether rounding explains that is worked out for our own sides, once for those that part alike;
+    another program rounds in its own way. Under `rejection` each side draws a text of its own, so
+    there is nothing to compare.
     """
     if not sampling.greedy and sampling.chosen_rule == "rejection":
         return answers
-    plain = next(answer for answer in answers if answer.side == PLAIN)
-    return [
-        answer
-        if answer is plain
-        else replace(
-            answer,
-            difference=difference(runtime, ids, plain.tokens, answer.tokens, sampling),
-        )
-        for answer in answers
-    ]
+    plain = next(answer for answer in answers if answer.side == PLAIN).tokens
+    known: dict[tuple[int, int | None], dict[str, Any] | None] = {}
+
+    def where(answer: Answer) -> dict[str, Any] | None:
+        found = parting(plain, answer.tokens)
+        if found is None or "/" in answer.side:
+            return found
+        key = (found["token"], found["other"])
+        if key not in known:
+            known[key] = difference(runtime, ids, plain, answer.tokens, sampling)
+        return known[key]
+
+    return [replace(answer, difference=where(answer)) for answer in answers]
