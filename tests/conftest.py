@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # In front of llama.cpp, as in the program: it says how that one's threads wait.
 import edgespec.backends  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# A crowded machine fails no example, and what failed once fails again; other examples, with a
+# deadline each, come with `pytest --hypothesis-profile=default`.
+settings.register_profile("edgespec", deadline=None, derandomize=True)
+settings.load_profile("edgespec")
+
 
 @pytest.fixture(autouse=True)
 def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the person's settings, models file or conversations."""
+    """No test reads or writes the person's settings, models file, conversations or measurements."""
     monkeypatch.setenv("EDGESPEC_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("EDGESPEC_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the person's cache, token or settings of the hub, nor asks a proxy for itself."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    theirs = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = ",".join(filter(None, [theirs, "127.0.0.1,localhost"]))
+    monkeypatch.setenv("no_proxy", direct)
+    monkeypatch.setenv("NO_PROXY", direct)
 
 
 @pytest.fixture(autouse=True)

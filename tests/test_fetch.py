@@ -473,7 +473,6 @@ class Hub:
             "HF_HOME": str(folder / "hf"),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "NO_PROXY": "127.0.0.1",
         }
 
     def fetch(

@@ -1,10 +1,14 @@
-"""What gets installed: the folders under their names, and models.toml, as wheel and editable."""
+"""What gets installed: the folders under their names, and models.toml, as wheel and editable.
+
+A wheel is the same whether it is built from the tree or from a source distribution of it.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -59,27 +63,58 @@ def install(folder: Path, *what: str) -> tuple[Path, list[str]]:
     return folder / "venv", probe.stdout.splitlines()
 
 
-def test_a_wheel_holds_everything(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"  # without what earlier builds left, which would be packed too
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What gets installed, without what earlier builds left, which would be packed too."""
+    tree = tmp_path / "tree"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BESIDE:
         shutil.copy(ROOT / name, tree)
-    wanted = {
+    return tree
+
+
+def files_of(tree: Path) -> set[str]:
+    """What a wheel should hold."""
+    return {"edgespec/models.toml"} | {
         f"{installed}/{file.relative_to(tree / name).as_posix()}"
         for name, installed in FOLDERS.items()
         for file in (tree / name).rglob("*")
         if file.is_file()
     }
+
+
+def build_wheel(source: Path, folder: Path) -> tuple[Path, set[str]]:
+    """A wheel built from a tree or a source distribution, and what it holds."""
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*build, "-w", tmp_path, tree], check=True)
-    (wheel,) = tmp_path.glob("edgespec-*.whl")
+    subprocess.run([*build, "-w", folder, source], check=True)
+    (wheel,) = folder.glob("edgespec-*.whl")
     with ZipFile(wheel) as packed:
-        found = {name for name in packed.namelist() if ".dist-info/" not in name}
-    assert found == wanted | {"edgespec/models.toml"}
+        return wheel, {name for name in packed.namelist() if ".dist-info/" not in name}
+
+
+def test_a_wheel_holds_everything(tree: Path, tmp_path: Path) -> None:
+    wanted = files_of(tree)
+    wheel, found = build_wheel(tree, tmp_path)
+    assert found == wanted
     folder, (models, default, *rest) = install(tmp_path, str(wheel))
     assert Path(models).is_relative_to(folder)
     assert (default, rest) == ("smollm2", [])
+
+
+def test_a_source_distribution_makes_the_same_wheel(tree: Path, tmp_path: Path) -> None:
+    wanted = files_of(tree)
+    venv.create(tmp_path / "builder", with_pip=True)
+    scripts = tmp_path / "builder" / ("Scripts" if sys.platform == "win32" else "bin")
+    requires = tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))["build-system"]
+    pip = [scripts / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *requires["requires"]], check=True)
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run(
+        [scripts / "python", "-c", build, tmp_path], check=True, cwd=tree, capture_output=True
+    )
+    (packed,) = tmp_path.glob("edgespec-*.tar.gz")
+    assert build_wheel(packed, tmp_path)[1] == wanted
 
 
 def test_an_editable_install_reads_the_tree(tmp_path: Path) -> None:

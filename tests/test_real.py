@@ -188,16 +188,17 @@ def test_a_long_prompt_is_cancelled_at_once(runtime: Runtime) -> None:
 
     def press() -> None:
         time.sleep(0.2)
-        pressed.append(time.monotonic())
         generation.cancel()
+        pressed.append(time.monotonic())
 
     thread = threading.Thread(target=press)
     thread.start()
     result = generation.result
     stopped = time.monotonic()
     thread.join()
-    if result.finish_reason != "cancelled":
+    if result.finish_reason != "cancelled" and stopped < pressed[0]:
         pytest.skip("this machine reads the whole prompt in a fifth of a second")
+    assert result.finish_reason == "cancelled"
     assert stopped - pressed[0] < 2
     assert runtime.context_used <= 1
     with pytest.raises(Cancelled):

@@ -369,13 +369,13 @@ def test_a_download_that_is_given_up_twice_ends_in_peace() -> None:
 
 
 def test_closing_ends_downloads_and_waits_for_them() -> None:
-    started = threading.Event()
+    began: set[str] = set()
     undone: list[str] = []
 
     def fetcher(pair: str | None, told: Callable[..., None]) -> None:
         try:
             while True:
-                started.set()
+                began.add(str(pair))
                 told("model", 1, 2)
                 time.sleep(0.001)
         finally:
@@ -385,7 +385,7 @@ def test_closing_ends_downloads_and_waits_for_them() -> None:
     rig = Rig(fetcher=fetcher)
     for pair in ("a", "b", "c"):
         rig.bridge.download(pair)
-    assert started.wait(10)
+    rig.until(lambda: began == {"a", "b", "c"})
     assert rig.bridge.close(20)
     assert sorted(undone) == ["a", "b", "c"]
 
