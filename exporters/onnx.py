@@ -125,10 +125,10 @@ def chosen(outline: Outline, dtype: str, style: Style | None = None) -> tuple[st
     """A checkpoint's architecture and the style it would be exported in, by what it says of itself.
 
     style: None is fused where that can be had. Raises ConfigError for an unknown dtype and
-    ExportError where the style can't be had, transformers can't be told what the model is, or its
-    weights are quantised already.
+    ExportError where neither style, or not this one, can be had, transformers can't be told what
+    the model is, or its weights are quantised already.
     """
-    from edgespec.exporters import onnx_fused, transformers_4
+    from edgespec.exporters import onnx_fused, onnx_portable, onnx_reference, transformers_4
 
     if dtype not in DTYPES:
         raise ConfigError(f"there is no --dtype {dtype}: choose from {', '.join(DTYPES)}")
@@ -137,7 +137,11 @@ def chosen(outline: Outline, dtype: str, style: Style | None = None) -> tuple[st
     refusal = onnx_fused.refusal(architecture, transformers_4.config(outline))
     if style == "fused" and refusal is not None:
         raise ExportError(f"{outline.name} {refusal}; use --portable.")
-    return architecture, style or ("fused" if refusal is None else "portable")
+    config = onnx_reference.configuration(outline)
+    style = style or ("fused" if refusal is None else "portable")
+    if style == "portable":
+        onnx_portable.refuse_unknown(outline.name, architecture, config.model_type)
+    return architecture, style
 
 
 def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan:

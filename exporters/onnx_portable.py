@@ -23,6 +23,24 @@ from edgespec.exporters.machine import lacking
 TASK = "text-generation-with-past"
 
 
+def refuse_unknown(name: str, architecture: str, model_type: str) -> None:
+    """Raises ExportError where optimum can't export models of this type with their cache."""
+    from optimum.exporters.onnx import model_configs  # noqa: F401  # fills the table
+    from optimum.exporters.tasks import TasksManager
+
+    try:
+        known = TasksManager.get_supported_tasks_for_model_type(
+            model_type, "onnx", library_name="transformers"
+        )
+    except KeyError:
+        known = {}
+    if TASK not in known:
+        raise ExportError(
+            f"{name} is a {architecture}, which neither onnxruntime-genai nor optimum can export to "
+            "ONNX; `edgespec export gguf --converter` may do."
+        )
+
+
 def build(loaded: Any, folder: Path, *, half: bool) -> ir.Model:
     """The graph of a torch model, whose weights become float32 or float16 for it.
 

@@ -16,40 +16,72 @@ import torch
 
 from edgespec.errors import ExportError
 from edgespec.exporters import transformers_4
-from edgespec.exporters.checkpoint import Checkpoint
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.machine import no_memory
 from edgespec.exporters.parity import Floats
 from edgespec.platform import usable_cpus
 
 _BEHIND = 32  # positions whose logits are looked at where a layer sees a window alone
+_HERE = {"trust_remote_code": False, "local_files_only": True}
 _LONGEST_WINDOW = 1024  # tokens; a longer one would take minutes to fill
+
+
+def configuration(checkpoint: Outline) -> Any:
+    """config.json as transformers reads it. Runs no code of the checkpoint's own.
+
+    Raises ExportError where transformers doesn't know such a model, or it is no causal language
+    model.
+    """
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, __version__
+
+    named = str(checkpoint.config.get("model_type"))
+    if named not in CONFIG_MAPPING:
+        raise ExportError(
+            f"{checkpoint.name} is of model_type {named}, which transformers {__version__} can't "
+            "load without code of the checkpoint's own, so it can't be exported to ONNX; "
+            "`edgespec export gguf --converter` may do."
+        )
+    with _as_sentence(checkpoint), transformers_4.staged(checkpoint) as folder:
+        config = AutoConfig.from_pretrained(folder, **_HERE)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        kind = next(iter(checkpoint.architectures), named)
+        raise ExportError(
+            f"{checkpoint.name} is a {kind}, which is no causal language model (ForCausalLM); "
+            "choose a checkpoint that is one."
+        )
+    return config
+
+
+@contextmanager
+def _as_sentence(checkpoint: Outline) -> Iterator[None]:
+    """transformers' many parts raise errors of any type."""
+    try:
+        yield
+    except Exception as error:
+        if no_memory(error) or isinstance(error, ExportError):
+            raise
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
 
 
 def load(checkpoint: Checkpoint) -> Any:
     """The model, its weights as they are stored. Runs no code of the checkpoint's own.
 
-    Raises ExportError where transformers can't load it, finds no value for one of its weights, or
-    doesn't take its positions as they are meant.
+    Raises ExportError as `configuration` does, and where transformers can't load it, finds no value
+    for one of its weights, or doesn't take its positions as they are meant.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(usable_cpus())
     # Its other ways of computing attention leave out the cap on the scores.
     capped = checkpoint.config.get("attn_logit_softcapping") is not None
-    here = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        with transformers_4.staged(checkpoint) as folder:
-            config = AutoConfig.from_pretrained(folder, **here)
+    config = configuration(checkpoint)
+    with _as_sentence(checkpoint):
         loaded, found = AutoModelForCausalLM.from_pretrained(
             checkpoint.path, config=config, dtype=_stored_type(checkpoint),
-            output_loading_info=True, **here,
+            output_loading_info=True, **_HERE,
             **({"attn_implementation": "eager"} if capped else {}),
         )  # fmt: skip
-    except Exception as error:  # whatever its many parts raise
-        if no_memory(error) or isinstance(error, ExportError):
-            raise
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ExportError(f"transformers can't load {checkpoint.name}: {reason}") from error
     # It makes up what it doesn't find, and both sides of the gate would be made up alike.
     if lack := transformers_4.lacking(found):
         raise ExportError(f"{checkpoint.name} isn't whole: it holds {lack}; download it again.")

@@ -95,7 +95,7 @@ def lacking(found: Mapping[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def staged(checkpoint: Checkpoint) -> Iterator[Path]:
+def staged(checkpoint: Outline) -> Iterator[Path]:
     """A folder whose config.json transformers 4 understands: the checkpoint's own where it does.
 
     Raises ExportError as `config` does.

@@ -1379,7 +1379,25 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
     files |= {("org/new", name): data for (repo, name), data in files.items() if repo == "org/old"}
     new = json.loads(files["org/old", "config.json"]) | {"architectures": ["NewForCausalLM"]}
     files["org/new", "config.json"] = json.dumps(new).encode()
+    kinds = {
+        "coder": {"model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"]},
+        "halves": {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+        "reading": {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        "both": {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
+        "coded": {
+            "model_type": "coded", "architectures": ["CodedForCausalLM"],
+            "auto_map": {"AutoConfig": "configuration_coded.CodedConfig"},
+        },
+    }  # fmt: skip
+    for name, config in kinds.items():
+        files |= {
+            (f"org/{name}", file): data for (repo, file), data in files.items() if repo == "org/old"
+        }
+        files[f"org/{name}", "config.json"] = json.dumps(config).encode()
     asked = [
+        *(f"onnx org/{name} o" for name in kinds),
+        "onnx org/target o --draft org/coder",
+        "pair org/target org/coder o --format onnx",
         "onnx org/old o --fused",
         "onnx org/target o --draft org/old --fused",
         "onnx org/target o --draft org/other",
@@ -1404,6 +1422,12 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
             capture_output=True, text=True, env=env, cwd=tmp_path, timeout=600,
         )  # fmt: skip
         assert done.stdout.strip() == str([1] * len(asked)), done.stderr
+        no_exporter = "coder is a Starcoder2ForCausalLM, which neither onnxruntime-genai nor optimum"
+        assert done.stderr.count(no_exporter) == 3
+        assert "reading is a BertForMaskedLM, which neither onnxruntime-genai nor" in done.stderr
+        for said in ("halves is a T5ForConditional", "both is a BartForConditional"):
+            assert f"{said}Generation, which is no causal language model" in done.stderr
+        assert "coded is of model_type coded, which transformers" in done.stderr
         assert done.stderr.count("GPT2LMHeadModel, which can't be exported with fused") == 2
         assert done.stderr.count("other can't draft for target: token") == 3
         assert done.stderr.count("transformers can't load the tokenizer of bare: ") == 2
