@@ -9,9 +9,8 @@ its shares of the time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.confidence import top2_gap
@@ -19,6 +18,7 @@ from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
 from edgespec.experience import Experience, judge
+from edgespec.parking import Parking
 from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
@@ -30,14 +30,43 @@ PROBE_SHARE = 0.0045
 """The share of the time that may go into drafts thought not to pay, in case they do."""
 PROBE_PART = 0.03
 """The part of an answer's time so far that its probes may take: short answers get none."""
-LOOK_SHARE = 0.005
-"""The share of the time that a parked planner may spend on looking for a draft."""
 REFERENCE_SHARE = 0.003
 """The share of the time that may go into plain rounds, to know what they cost just now."""
 
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
-_PARKED = 8  # rounds without a draft after which the planner says that it has parked
+_RESTS = 31  # answers at most that a drafter which keeps failing is left out of
+
+
+@dataclass
+class _Answer:
+    """Of one answer: its length, its times in plain rounds, and what it was drafted for."""
+
+    begun: int  # the text's length when it began
+    length: int  # and now
+    tokens: float = 0.0
+    reckoned: float = 0.0  # its time by the costs,
+    spent: float = 0.0  # as it was,
+    choosing: float = 0.0  # what of that went into choosing tokens,
+    probes: float = 0.0  # and by the costs into probes
+    looked: bool = False  # its first look for a draft is over
+    drafted: Draft = NO_DRAFT  # the latest
+
+    def gain(self) -> float | None:
+        """Tokens per second in plain decoding's; None before its first round."""
+        spent = self.spent  # read once: another thread may be counting
+        # In plain decoding each token takes a round, and as long to choose.
+        return (self.tokens + self.choosing) / spent if spent else None
+
+
+@dataclass
+class _Round:
+    """Of one round: whether it looks for a draft, and what it found."""
+
+    looks: bool = False
+    guesses: dict[str, Draft] = field(default_factory=dict)  # of free drafters
+    asked: Option | None = None  # the draft that is made, or was asked for in vain
+    copied: Draft = NO_DRAFT  # what a free drafter added behind what a model drew
 
 
 class AdaptivePlanner:
@@ -46,35 +75,25 @@ class AdaptivePlanner:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._known = Experience()
-        self._guesses: dict[str, Draft] = {}  # of free drafters, for this round
-        self._best: Option | None = None  # this round's, taken or not
-        self._copied = NO_DRAFT  # what a free drafter added behind this round's draft
-        self._in_vain: tuple[str, bool] | None = None  # the model that was asked and had no guess
-        self._drafted = NO_DRAFT  # the latest draft
-        self._idle = _PARKED  # rounds since
-        self._looking = 0.0  # what looking for a draft costs, in plain rounds
-        self._every = 1  # parked, it looks for one in one round of so many
-        self._rests = self._looked = False
-        self._sought = False  # whether a draft was looked for in this answer
+        self._answer = _Answer(0, 0)
+        self._round = _Round()
+        self._parking = Parking()
+        self._seen: Option | None = None  # the best of the latest look, taken or not
+        self._why_none = ""  # why that look had nothing to choose from
+        self._failures: dict[str, int] = {}  # of a drafter, one after the other,
+        self._rests: dict[str, int] = {}  # and answers that it is left out of, this one included
         self._plain_rounds = 0
-        self._begun = self._length = 0  # of the text, when this answer began and now
-        self._answer = 200.0  # tokens of an answer, in the mean
+        self._usual_length = 200.0  # tokens of an answer, in the mean
         # Of late, in rounds that had a free guess and in others; time in plain rounds.
         self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
-        # Of this answer: its tokens, its time as reckoned and as it was, what of that went into
-        # choosing tokens, and the time of its probes.
-        self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
-        self._choosing = 0.0
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
 
     def begin(self, length: int) -> None:
         """See `Planner.begin`."""
         self._end_answer()
-        self._begun = self._length = length
-        self._answer_tokens = self._answer_time = self._real_time = self._probe_time = 0.0
-        self._choosing = 0.0
-        self._looked = self._sought = False
-        self._best = None
+        self._answer = _Answer(length, length)
+        self._seen, self._why_none = None, ""
+        self._rests = {name: left - 1 for name, left in self._rests.items() if left > 1}
         self._known.begin()
 
     def draft(
@@ -82,112 +101,150 @@ class AdaptivePlanner:
     ) -> Draft:
         """See `Planner.draft`."""
         longest = min(MAX_LOOKAHEAD, room)
-        self._guesses.clear()
-        self._copied, self._in_vain = NO_DRAFT, None
-        self._rests = self._idle >= _PARKED and self._idle % self._every != 0
-        if self._rests or longest <= 0:
+        self._round = here = _Round(looks=self._parking.looks())
+        if not here.looks or longest <= 0:
             return NO_DRAFT
-        drafters = {name: drafter for name, drafter in drafters.items() if not drafter.failed}
-        self._best, self._sought = None, True
+        drafters = self._able(drafters)
+        self._seen = None
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
             guess = drafter.propose(tokens, longest, sampler)
             if checked(guess, longest, sampler.width, drafter.name, free=True):
-                self._guesses[drafter.name] = guess
-        if not self._guesses and len(free) == len(drafters):
+                here.guesses[drafter.name] = guess
+        if not here.guesses and len(free) == len(drafters):
             return NO_DRAFT
         price = self._speed / self.costs.seconds("check", 1, len(tokens))  # tokens for a second
         choices = Choices(self.costs, self._known, price, tokens, longest)
-        best = self._choose(choices, drafters, room)
+        here.asked = best = self._choose(choices, drafters, room)
         if best is None:
             return NO_DRAFT
         if best.drafter.free:
-            return self._guesses[best.drafter.name].as_guess(best.size)
+            return here.guesses[best.drafter.name].as_guess(best.size)
         go_on = choices.go_on(best.drafter.name, free, sampler, best.near)
         most = min(longest, MAX_DRAWN)
         draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
         checked(draft, most, sampler.width, best.drafter.name)
+        self._count_failures(best.drafter)
         if not draft:  # it has tokens of which none may come, or none for the newest one
-            self._best = None
-            if not best.drafter.failed:  # which says nothing of its guesses
-                self._in_vain = best.drafter.name, best.near
+            self._seen = None
             return NO_DRAFT
-        self._copied = choices.copied
-        return draft.followed_by(self._copied) if self._copied else draft
+        here.copied = choices.copied
+        return draft.followed_by(here.copied) if here.copied else draft
 
     def observe(self, outcome: Outcome) -> None:
         """See `Planner.observe`."""
-        draft, stood, length = outcome.draft, outcome.num_accepted, outcome.length
-        if self._rests:  # a round that costs nothing measurable
-            self._length = length + 1
-            self._answer_tokens += 1.0
-            self._answer_time += 1.0
-            self._took(1.0, outcome, self.costs.seconds("check", 1, length))
-            self._probe_credit += PROBE_SHARE
-            self._plain_rounds += 1
-            self._idle += 1
+        if self._round.looks:
+            self._learn(outcome)
             return
-        came = outcome.tokens
-        for name, guess in self._guesses.items():
+        answer, length = self._answer, outcome.length  # a round that costs nothing measurable
+        answer.length = length + 1
+        answer.tokens += 1.0
+        answer.reckoned += 1.0
+        self._took(1.0, outcome, self.costs.seconds("check", 1, length))
+        self._probe_credit += PROBE_SHARE
+        self._plain_rounds += 1
+        self._parking.went_plain()
+
+    def _learn(self, outcome: Outcome) -> None:
+        """From a round in which a draft was looked for, made or not."""
+        here, answer, parking = self._round, self._answer, self._parking
+        draft, length, came = outcome.draft, outcome.length, outcome.tokens
+        for name, guess in here.guesses.items():
             judge(self._known.match(name), guess, came)
         # Before it is reckoned with: the first round at another length tells what one costs there.
         # To be parked costs next to nothing, so not every plain round is learnt from then.
-        if not draft and (self._idle < _PARKED or self._every > 1 or self._plain_rounds % 4 == 0):
+        often = not parking.parked or parking.every > 1 or self._plain_rounds % 4 == 0
+        if not draft and often:
             self.costs.observe("check", 1, length, outcome.check_seconds)
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
-        expected = seconds  # with a long read, which `seconds` leaves out
-        certainty = top2_gap(outcome.rows[0]) if self._known.models else 0.0
+        reckoned, expected = self._judge_models(outcome)
+        self._count(len(came), (seconds + reckoned) / plain)
+        # A round in which the program was held up says nothing of drafting.
+        real = outcome.draft_seconds + outcome.check_seconds
+        self._took(min(real, _HELD_UP * (seconds + expected)) / plain, outcome, plain)
+        answer.length = length + len(came)
+        first, answer.looked = not answer.looked, True
+        if draft:
+            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
+            parking.drafted()
+            answer.drafted = draft
+            if self._seen is not None:  # what it owed it has read
+                self._seen = replace(self._seen, owed=1, arrears=0.0)
+            return
+        # The first look of an answer takes in its whole prompt, and says nothing of the others.
+        if not first and here.asked is None:
+            parking.looked(outcome.draft_seconds / plain)
+        self._reference_credit = 0.0  # it shows what a plain round costs
+        self._plain_rounds += 1
+        parking.went_plain()
+
+    def _judge_models(self, outcome: Outcome) -> tuple[float, float]:
+        """Learn what models are worth, asked or not; the seconds of drafting by the costs, without
+        a long read and with it.
+        """
+        here, models, length = self._round, self._known.models, outcome.length
+        draft, stood, asked = outcome.draft, outcome.num_accepted, here.asked
+        certainty = top2_gap(outcome.rows[0]) if models else 0.0
         drawn = len(draft) - draft.copied
         # Behind a token that nothing followed, the draft wasn't judged.
         judged = drawn if outcome.next_token is not None else min(stood, drawn)
-        best = self._best if draft else None
         if draft.copied and stood >= drawn:
-            judge(self._known.match(self._copied.drafter), self._copied, came[drawn:])
-        for (name, near), model in self._known.models.items():
-            if (name, near) == self._in_vain:
-                model.in_vain(certainty)
-            elif best is None or name != best.drafter.name:
+            judge(self._known.match(here.copied.drafter), here.copied, outcome.tokens[drawn:])
+        for (name, near), model in models.items():
+            if asked is None or name != asked.drafter.name:
                 model.unasked(certainty)
-            elif near == best.near:
-                seconds += self.costs.draft(name, drawn, min(2, best.owed), length)
-                expected += self.costs.draft(name, drawn, best.owed, length)
-                self.costs.observe_draft(name, drawn, best.owed, length, outcome.draft_seconds)
-                model.asked(draft.as_guess(judged), min(stood, drawn), came, certainty)
-            elif best.near:  # to have read all helps; to have read less may not
+            elif near == asked.near and draft:
+                seen = draft.as_guess(judged)
+                model.asked(seen, min(stood, drawn), outcome.tokens, certainty)
+            elif near == asked.near and not asked.drafter.failed:
+                model.in_vain(certainty)  # a failure says nothing of its guesses
+            elif not draft:
+                model.unasked(certainty)
+            elif asked.near:  # to have read all helps; to have read less may not
                 model.hinted(min(stood, drawn), stood < judged, certainty)
-        self._count(len(came), seconds / plain)
-        # A round in which the program was held up says nothing of drafting.
-        real = min(outcome.draft_seconds + outcome.check_seconds, _HELD_UP * expected)
-        self._took(real / plain, outcome, plain)
-        self._length = length + len(came)
-        first, self._looked = not self._looked, True
+        if asked is None or asked.drafter.free:
+            return 0.0, 0.0
+        name, steps, owed = asked.drafter.name, max(1, drawn), asked.owed
+        short = self.costs.draft(name, steps, min(2, owed), length)
+        whole = self.costs.draft(name, steps, owed, length)
         if draft:
-            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
-            self._idle, self._drafted = 0, draft
-            if best is not None:  # what it owed it has read
-                self._best = replace(best, owed=1, arrears=0.0)
+            self.costs.observe_draft(name, steps, owed, length, outcome.draft_seconds)
+        return short, whole
+
+    def _able(self, drafters: Mapping[str, Drafter]) -> Mapping[str, Drafter]:
+        """Those that haven't failed in this answer, or in answer after answer."""
+        able = {
+            name: drafter
+            for name, drafter in drafters.items()
+            if not drafter.failed and name not in self._rests
+        }
+        out = [
+            f"{name} failed {'in this answer' if drafter.failed else 'too often of late'}"
+            for name, drafter in drafters.items()
+            if name not in able
+        ]
+        self._why_none = " and ".join([*["no drafter has a guess"] * bool(able or not out), *out])
+        return able
+
+    def _count_failures(self, drafter: Drafter) -> None:
+        """A drafter that fails in one answer after the other reads each prompt in vain: from the
+        second on it is left out of one answer, of three, of seven.
+        """
+        if not drafter.failed:
+            self._failures.pop(drafter.name, None)
             return
-        # To learn from a round takes about as long as to look for its draft. The first look of an
-        # answer takes in its whole prompt, and says nothing of the others.
-        if not first and self._in_vain is None:
-            self._looking += 0.05 * (2 * outcome.draft_seconds / plain - self._looking)
-        self._every = min(4, max(1, math.ceil(self._looking / LOOK_SHARE)))
-        self._reference_credit = 0.0  # it shows what a plain round costs
-        self._plain_rounds += 1
-        self._idle += 1
+        failures = self._failures[drafter.name] = self._failures.get(drafter.name, 0) + 1
+        # The rest of this answer goes by `failed`.
+        self._rests[drafter.name] = 1 + min(_RESTS, 2 ** (failures - 1) - 1)
 
     def status(self) -> PlannerStatus:
         """See `Planner.status`."""
-        parked = self._idle >= _PARKED
+        answer, best, parked = self._answer, self._seen, self._parking.parked
         # Without one plain round seen, what one costs is only what it once was.
-        seconds = self._real_time  # read once: another thread may begin an answer
-        # In plain decoding each token takes a round, and as long to choose.
-        plain = self._answer_tokens + self._choosing
-        gain = plain / seconds if self._plain_rounds and seconds else None
-        best = self._best
+        gain = answer.gain() if self._plain_rounds else None
         if best is None:
-            reason = "no drafter has a guess" if self._sought else ""
+            reason = self._why_none
         else:
             pays = best.worth > 0
             reason = (
@@ -201,40 +258,41 @@ class AdaptivePlanner:
                 )
         if parked:
             return PlannerStatus("", 0, True, reason, gain)
-        return PlannerStatus(self._drafted.drafter, len(self._drafted), False, reason, gain)
+        return PlannerStatus(answer.drafted.drafter, len(answer.drafted), False, reason, gain)
 
     def to_json(self) -> dict[str, Any]:
         """What answers showed of the drafters, for another day; this one counts as over."""
         self._end_answer()
-        return {"answer": self._answer, **self._known.to_json()}
+        return {"answer": self._usual_length, **self._known.to_json()}
 
     def recall(self, data: Mapping[str, Any]) -> None:
         """Go on from what `to_json` gave; KeyError, TypeError or ValueError for anything else."""
-        answer = float(data["answer"])
-        if not 1 <= answer < 1e6:
+        length = float(data["answer"])
+        if not 1 <= length < 1e6:
             raise ValueError("this is no length of an answer")
-        self._answer = answer
+        self._usual_length = length
         self._known.recall(data)
 
     @property
     def _speed(self) -> float:
         """Tokens in the time of a plain round, of late: what time is worth."""
-        kind = bool(self._guesses)
+        kind = bool(self._round.guesses)
         return max(1.0, self._tokens[kind] / self._time[kind])
 
     def _end_answer(self) -> None:
         """Learn how long answers are; what follows belongs to the next."""
-        if self._length > self._begun:
-            self._answer += 0.3 * (self._length - self._begun - self._answer)
-            self._begun = self._length
+        answer = self._answer
+        if answer.length > answer.begun:
+            self._usual_length += 0.3 * (answer.length - answer.begun - self._usual_length)
+            answer.begun = answer.length
 
     def _count(self, tokens: int, time: float) -> None:
         """Take in a round's tokens and its time in plain rounds, long reads left out."""
-        kind = bool(self._guesses)
+        kind = bool(self._round.guesses)
         self._tokens[kind] = self._tokens[kind] * _FADE + tokens
         self._time[kind] = self._time[kind] * _FADE + time
-        self._answer_tokens += tokens
-        self._answer_time += time
+        self._answer.tokens += tokens
+        self._answer.reckoned += time
         self._probe_credit += PROBE_SHARE * time
         self._reference_credit = min(self._reference_credit + REFERENCE_SHARE * time, 1.0)
 
@@ -244,13 +302,14 @@ class AdaptivePlanner:
         """
         choosing = outcome.sample_seconds / plain
         choosing = min(choosing, _HELD_UP * len(outcome.tokens))
-        self._choosing += choosing
-        self._real_time += time + choosing
+        self._answer.choosing += choosing
+        self._answer.spent += time + choosing
 
     def _choose(
         self, choices: Choices, drafters: Mapping[str, Drafter], room: int
     ) -> Option | None:
-        """The draft to make; None for a plain round. The best there is is `_best`, taken or not."""
+        """The draft to make; None for a plain round. The best there is is `_seen`, taken or not."""
+        answer, guesses = self._answer, self._round.guesses
         options: list[Option] = []
         for name, drafter in drafters.items():
             if not drafter.free:
@@ -260,24 +319,24 @@ class AdaptivePlanner:
                         "session under this name, or plan with a FixedPlanner"
                     )
                 options += choices.asking(drafter)
-            elif name in self._guesses:
-                options.append(choices.taking(drafter, self._guesses[name]))
+            elif name in guesses:
+                options.append(choices.taking(drafter, guesses[name]))
         # A long read is paid once and serves what follows: a fifth of an answer's tokens, since the
         # rest may be another kind of text, or three fifths of what there is room for.
-        served = min(3.0 * (room + 1), max(32.0, self._answer, self._length - self._begun))
+        served = min(3.0 * (room + 1), max(32.0, self._usual_length, answer.length - answer.begun))
         share = min(1.0, 5 * self._speed / served)
-        self._best = best = max(options, key=lambda o: o.worth - share * o.arrears)
+        self._seen = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
             return None if self._affords_reference() else best
         # A guess in hand is judged without a probe: only its checks' costs are to be learnt.
         asked = [option for option in options if not option.drafter.free] or options
         probe = max(asked, key=lambda o: o.worth - o.arrears)
         loss = probe.arrears - probe.worth
-        if loss > min(self._probe_credit, PROBE_PART * self._answer_time - self._probe_time):
+        if loss > min(self._probe_credit, PROBE_PART * answer.reckoned - answer.probes):
             return None
         self._probe_credit -= max(0.0, loss)
-        self._probe_time += max(0.0, loss)
-        self._best = probe
+        answer.probes += max(0.0, loss)
+        self._seen = probe
         return probe
 
     def _affords_reference(self) -> bool:

@@ -72,8 +72,7 @@ def summary(result: Result, status: PlannerStatus | None = None) -> str:
     if counters.ttft_seconds is not None:
         parts.append(f"first token after {counters.ttft_seconds:.2f} s")
     parts += _speculation(counters)
-    # A planner that hasn't drafted in this answer still names the draft of one before.
-    if counters.drafted and status is not None and status.lookahead and not status.parked:
+    if status is not None and status.lookahead and not status.parked:
         parts.append(f"lookahead {status.lookahead} of late")
     lines = [" · ".join(parts)]
     if status is not None and status.parked and counters.rounds and status.reason:

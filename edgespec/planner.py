@@ -48,8 +48,9 @@ class Outcome:
 class PlannerStatus:
     """What a planner is doing, for people.
 
-    `drafter` and `lookahead` are those of the latest draft, empty and 0 while parked; `reason` says
-    in words why it drafts or doesn't, and is empty where nobody wanted a draft. `gain` is how many
+    `drafter` and `lookahead` are those of this answer's latest draft, empty and 0 before one and
+    while parked; `reason` says in words why it drafts or doesn't, and is empty where nobody wanted
+    a draft. `gain` is how many
     times plain decoding's tokens per second this answer has reached so far, plain rounds on this
     machine being the measure; None while unknown.
     """
@@ -89,7 +90,7 @@ _SURE = 4.0  # tokens that a lookup must have matched to go before a model
 class FixedPlanner:
     """The same lookahead in every round, and the first drafter that has a guess.
 
-    A guess that cost nothing and is unsure is left for the drafters behind it.
+    A guess that cost nothing and is unsure waits for what the drafters behind it have.
     """
 
     def __init__(self, drafters: Sequence[str], lookahead: int) -> None:
@@ -99,7 +100,7 @@ class FixedPlanner:
         self._drafted = NO_DRAFT
 
     def begin(self, length: int) -> None:
-        pass
+        self._drafted = NO_DRAFT
 
     def check(self, drafters: Mapping[str, Drafter]) -> None:
         """Raises ConfigError where it is to draft with one that isn't among `drafters`."""
@@ -113,16 +114,16 @@ class FixedPlanner:
     def draft(
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
-        lookahead = min(self._lookahead, room)
+        lookahead, unsure = min(self._lookahead, room), NO_DRAFT
         self.check(drafters)
         for name in self._drafters if lookahead > 0 else ():
             drafter = drafters[name]
             draft = drafter.propose(tokens, lookahead, sampler)
             draft = checked(draft, lookahead, sampler.width, name, free=drafter.free)
-            last = name == self._drafters[-1]
-            if draft and (last or not drafter.free or draft.confidence[0] >= _SURE):
+            if draft and (not drafter.free or draft.confidence[0] >= _SURE):
                 return draft
-        return NO_DRAFT
+            unsure = unsure or draft
+        return unsure
 
     def observe(self, outcome: Outcome) -> None:
         self._drafted = outcome.draft

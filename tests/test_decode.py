@@ -416,6 +416,16 @@ def test_a_fixed_plan_leaves_an_unsure_free_guess_to_the_model() -> None:
         assert planner.draft(drafters, tokens.view, 5, sampler).drafter == drafter
 
 
+def test_an_unsure_free_guess_is_better_than_none() -> None:
+    planner, model = FixedPlanner(["lookup", "model"], 2), model_drafter()
+    model.failed = "no memory"
+    tokens = TokenBuffer([1, 2, 9, 1, 2])
+    draft = planner.draft(
+        {"lookup": LookupDrafter(), "model": model}, tokens.view, 5, Sampler(GREEDY, VOCAB)
+    )
+    assert draft.tokens == (9, 1)
+
+
 def test_a_fixed_plan_names_a_drafter_that_is_not_there() -> None:
     tokens = TokenBuffer(PROMPT)
     with pytest.raises(ConfigError, match=r"no drafter 'model' \(it has: lookup\)"):

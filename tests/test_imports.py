@@ -25,7 +25,7 @@ ORDER = [
     "sampling",
     "verify logprobs confidence exactness experience",
     "backends drafters costs",
-    "planner worth",
+    "planner worth parking",
     "adaptive decode tune trial",
     "cost_store",
     "generation",

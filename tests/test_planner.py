@@ -38,6 +38,7 @@ from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.experience import Experience, ModelRates
+from edgespec.parking import Parking
 from edgespec.planner import FixedPlanner, Outcome
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
@@ -464,7 +465,7 @@ class Counted(LookupDrafter):
         return super().propose(*args)
 
 
-@pytest.mark.parametrize(("looking", "most"), [(0.0, 400), (0.2, 110)])
+@pytest.mark.parametrize(("looking", "most"), [(0.0, 400), (0.2, 40)])
 def test_parked_it_looks_seldom_where_looking_is_dear(looking: float, most: int) -> None:
     """`looking` in plain rounds; the text has nothing to copy until its end."""
     planner, lookup = AdaptivePlanner(quick_costs()), Counted()
@@ -751,6 +752,75 @@ def test_a_model_that_failed_is_left_alone_and_thought_no_worse_of() -> None:
     assert planner.to_json()["models"] == before
 
 
+def test_a_model_that_fails_in_answer_after_answer_is_asked_ever_more_seldom() -> None:
+    class Fails(Asked):
+        def begin(self, length: int) -> None:
+            self.failed = ""
+
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
+            self.sizes.append(0)
+            self.failed = "no numbers came"
+            return NO_DRAFT
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Fails(1)
+    asked = []
+    for _ in range(40):
+        drafter.begin(90)
+        answer(planner, {"model": drafter}, 6)
+        asked.append(len(drafter.sizes))
+        gain = planner.status().gain
+        assert gain is not None and "model failed" in planner.status().reason
+    assert asked[1] == 2  # once may be chance
+    assert asked[-1] <= 7
+    healthy = Asked(1)
+    for _ in range(40):
+        answer(planner, {"model": healthy}, 6)
+    assert len(healthy.sizes) > 5  # and one that has mended is found out in time
+
+
+def test_the_gain_counts_what_a_model_read_before_it_failed() -> None:
+    class Fails(Asked):
+        def propose(self, *args: Any, **kwargs: Any) -> Draft:
+            self.failed = "no numbers came"
+            return NO_DRAFT
+
+    planner, drafter = AdaptivePlanner(quick_costs()), Fails(120)
+    costs = planner.costs
+    planner.begin(500)
+    reading = costs.draft("model", 1, 120, 501)
+    plain = costs.seconds("check", 1, 501)
+    assert reading > 6 * plain
+    for k in range(20):
+        planner.draft({"model": drafter}, text_of(501 + k), 999, Sampler(GREEDY, 4))
+        rows = np.zeros((1, 4), np.float32)
+        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0 if k else reading, plain, 501 + k, rows))
+    assert planner.status().gain == pytest.approx(20 / (20 + reading / plain), rel=0.05)
+
+
+def test_a_draft_of_the_answer_before_isnt_shown() -> None:
+    costs = quick_costs()
+    for planner in (AdaptivePlanner(costs), FixedPlanner(["model"], 3)):
+        planner.begin(90)
+        draft = planner.draft({"model": Asked(1)}, text_of(91), 9, Sampler(GREEDY, 4))
+        rows = np.zeros((len(draft) + 1, 4), np.float32)
+        planner.observe(Outcome(draft, len(draft), 1, 0.1, 0.1, 91, rows))
+        assert planner.status().drafter == "model" and planner.status().lookahead == len(draft)
+        planner.begin(90)
+        assert (planner.status().drafter, planner.status().lookahead) == ("", 0)
+
+
+def test_a_look_that_was_held_up_doesnt_keep_a_parked_planner_from_looking() -> None:
+    parking = Parking()
+    for _ in range(20):
+        parking.went_plain()
+        parking.looked(0.0)
+    parking.looked(500.0)
+    assert parking.every > 1
+    for _ in range(60):
+        parking.looked(0.0)
+    assert parking.every == 1
+
+
 def test_the_gain_is_that_of_the_answer() -> None:
     planner, drafter = AdaptivePlanner(quick_costs()), Asked(1)
     planner.begin(90)
@@ -789,7 +859,7 @@ def test_the_gain_counts_what_it_takes_to_choose_tokens() -> None:
     without, gain = gains
     assert without > 1.3
     assert gain == pytest.approx((1 + 0.5) / (1 / without + 0.5), rel=0.02)
-    planner._rests = True  # parked, it doesn't look; what is chosen counts all the same
+    planner._round.looks = False  # parked, it doesn't look; what is chosen counts all the same
     for _ in range(100):
         planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, plain, 100, rows[:1], 0.5 * plain))
     whole = 200 * (1 / without + 0.5) + 100 * 1.5
@@ -829,7 +899,7 @@ def test_indexing_a_long_prompt_isnt_taken_for_what_a_look_costs() -> None:
         looking = plain if k == 0 else 0.0
         rows = np.zeros((1, 4), np.float32)
         planner.observe(Outcome(NO_DRAFT, 0, 3, looking, plain, 5001 + k, rows))
-    assert planner._every == 1
+    assert planner._parking.every == 1
 
 
 def test_of_a_copy_the_length_that_is_worth_most_is_taken() -> None:

@@ -167,13 +167,13 @@ def _speed_section(
 
 
 def _planner_section(figures: Figures, width: int) -> list[Content]:
-    if not figures.rounds:
-        return [_heading("Planner", "", width), Content.styled("nothing decided yet", "label")]
+    if not figures.rounds or not (figures.parked or figures.drafter):
+        return [_heading("Planner", "", width), Content.styled("nothing drafted yet", "label")]
     if figures.parked:
         state = Content.styled("parked: drafts nothing", "value")
     else:
         ahead = f", lookahead {figures.lookahead}"
-        state = Content.styled(f"drafts with {one_line(figures.drafter) or '–'}{ahead}", "value")
+        state = Content.styled(f"drafts with {one_line(figures.drafter)}{ahead}", "value")
     reason = Content.styled(one_line(figures.reason), "label")
     return [
         _heading("Planner", "", width),
