@@ -8,18 +8,20 @@ from __future__ import annotations
 import errno
 import re
 
-from edgespec.errors import EdgespecError
+from edgespec.backends.ort_errors import lacks_memory
+from edgespec.errors import EdgespecError, ModelError
 
-# As torch and ONNX Runtime say it, in errors that are of no class of their own.
-_NO_MEMORY = re.compile(r"DefaultCPUAllocator|bad_alloc|bad allocation|Failed to allocate memory")
+_TORCH = re.compile(r"DefaultCPUAllocator")  # its own allocator, in an error of no class of its own
 _DISK = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory."""
+    """Whether an error says that there was no memory; of a backend's own, what it came of."""
+    if isinstance(error, ModelError) and error.__cause__ is not None:
+        return no_memory(error.__cause__)
     if isinstance(error, EdgespecError):
         return False
-    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+    return lacks_memory(error) or _TORCH.search(str(error)) is not None
 
 
 def lacking(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgespec.errors import ExportError
+from edgespec.exporters.machine import no_memory
 from edgespec.exporters.onnx_file import MODEL
 from edgespec.exporters.onnx_run import Graph
 from edgespec.exporters.parity import Figures, Floats, Limits, compare
@@ -102,7 +103,10 @@ def check_floats(
 
 
 def check_folder(folder: Path) -> None:
-    """Open it as the runtime does. Raises ExportError where it could be no target there."""
+    """Open it as the runtime does. Raises ExportError where it could be no target there.
+
+    Where there is no memory for it, the ModelError that says so.
+    """
     from edgespec.backends import LoadOptions, load_model
     from edgespec.errors import ModelError
     from edgespec.session import CancelFlag
@@ -111,6 +115,8 @@ def check_folder(folder: Path) -> None:
     try:
         model = load_model(folder, options, CancelFlag())
     except ModelError as error:
+        if no_memory(error):
+            raise
         raise ExportError(
             f"The export failed its check. edgespec can't open it: {str(error).rstrip('.')}. "
             "Nothing was kept."

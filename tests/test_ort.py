@@ -27,6 +27,7 @@ from edgespec.backends import (
     onnx_folder,
     onnx_rotation,
     ort_cache,
+    ort_errors,
     ort_load,
     ort_memory,
     ort_notes,
@@ -40,6 +41,8 @@ from edgespec.backends.ort_memory import HostBlock
 from edgespec.errors import (
     Cancelled,
     ConfigError,
+    EdgespecError,
+    ExportError,
     IncompatiblePair,
     ModelError,
     ModelFormatError,
@@ -357,6 +360,125 @@ def test_no_memory_for_the_rows_of_a_pass(tmp_path: Path, monkeypatch: pytest.Mo
             session.forward([3])
     assert session.length == len(TEXT)
     session.forward([3])
+
+
+# As ONNX Runtime says it, behind what fills a message that is cut to a few hundred characters.
+ARENA = (
+    "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:376 void* onnxruntime::BFCArena::"
+    "AllocateRawInternal(size_t, bool, onnxruntime::Stream*, bool, onnxruntime::WaitNotificationFn)"
+    " Failed to allocate memory for requested buffer of size 1610612736\n"
+)
+NO_ROOM = f"[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: {ARENA}"
+NO_ROOM_IN_A_PASS = (
+    "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running "
+    "GroupQueryAttention node. Name:'/model/layers.0/attn/GroupQueryAttention' Status Message: "
+    f"{ARENA}"
+)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(NO_ROOM), MemoryError("std::bad_alloc")])
+def test_no_memory_for_the_weights(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_onnx(tmp_path)
+    has = ["CUDAExecutionProvider", ort_providers.CPU]
+    make = onnxruntime.InferenceSession
+    full = {"CUDAExecutionProvider"}
+
+    def scarce(*args: Any, providers: Any, **options: Any) -> Any:
+        if providers[0][0] in full:
+            raise error
+        return make(*args, providers=providers, **options)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", scarce)
+    says = (
+        "no memory for the weights of model.onnx: close other programs or choose a model of fewer"
+    )
+    (note,) = opened(folder).notes
+    assert f"runs on the CPU: CUDA has {says}" in note
+    with pytest.raises(ModelError, match=f"CUDA has {says} bits; or choose --device cpu"):
+        opened(folder, device="cuda")
+    full.add(ort_providers.CPU)
+    with pytest.raises(ModelError, match=f"there is {says} bits$"):
+        opened(folder, device="cpu")
+
+
+def test_a_folder_that_is_called_after_memory_is_not_what_lacks() -> None:
+    path = Path("/models/out of memory/model.onnx")
+    error = RuntimeError(f"Load model from {path} failed:Protobuf parsing failed.")
+    cpu = ort_providers.DEVICES["cpu"]
+    assert "is damaged" in str(ort_providers._load_error(path, cpu, error))
+
+
+def test_no_memory_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(write_tiny_onnx(tmp_path / "a", **GQA)).session
+    session.forward(TEXT)
+
+    class Full:
+        def __init__(self, native: Any) -> None:
+            self._native = native
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._native, name)
+
+        def run_with_iobinding(self, *_: object) -> None:
+            raise RuntimeError(NO_ROOM_IN_A_PASS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_native", Full(session._native))
+        for tokens in ([9], TEXT * 60):
+            says = f"no memory for a pass of {session.name} over {len(tokens)} tokens: close other"
+            with pytest.raises(ModelError, match=f"{says} programs or choose a smaller --ctx-size"):
+                session.forward(tokens)
+            assert session.length == len(TEXT)
+    create = ort_providers._create
+    monkeypatch.setattr(ort_providers, "_create", lambda *rest: Full(create(*rest)))
+    with pytest.raises(ModelError, match="no memory for a pass of b beside its weights"):
+        opened(write_tiny_onnx(tmp_path / "b", **GQA))
+
+
+def test_an_export_that_there_is_no_memory_to_open_is_not_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx_ir")
+    from edgespec.exporters.machine import no_memory
+    from edgespec.exporters.onnx_gate import check_folder
+
+    folder = write_tiny_onnx(tmp_path)
+
+    def opening(error: Exception) -> pytest.ExceptionInfo[EdgespecError]:
+        def fail(*_: Any, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(onnxruntime, "InferenceSession", fail)
+            with pytest.raises(EdgespecError) as caught:
+                check_folder(folder)
+        return caught
+
+    for error in (RuntimeError(NO_ROOM), MemoryError()):
+        assert no_memory(opening(error).value)
+    other = opening(RuntimeError("an unknown type"))
+    assert other.type is ExportError and not no_memory(other.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/src/onnxruntime/core/session/x.cc:35 onnxruntime::common::Status onnxruntime::A::B("
+        "const onnxruntime::Node&, bool) const ",
+        "/src/x/cuda_call.cc:129 std::conditional_t<THRW, void, onnxruntime::common::Status> "
+        "onnxruntime::CudaCall(ERRTYPE, const char*, int) [with ERRTYPE = cudaError; bool THRW = "
+        "true] ",
+        "D:\\a\\_work\\1\\s\\onnxruntime\\core\\x.cc:376 onnxruntime::BFCArena::Extend ",
+        "",
+    ],
+)
+def test_what_onnx_runtime_says_comes_before_where_it_says_it(place: str) -> None:
+    error = RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {place}CUDA failure 100: (no\ndevice)")
+    assert ort_errors.short_reason(error, 200) == "CUDA failure 100: (no device)"
+    assert ort_errors.short_reason(error, 4) == "CUDA"
 
 
 def test_a_target_that_cant_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -740,10 +862,10 @@ def test_a_long_pass_that_fails_is_not_taken_for_one_that_was_stopped(
 
     class Broken:
         def run_with_iobinding(self, *_: object) -> None:
-            raise RuntimeError("out of device memory")
+            raise RuntimeError("the device was removed")
 
     monkeypatch.setattr(session, "_native", Broken())
-    with pytest.raises(ModelError, match="out of device memory"):
+    with pytest.raises(ModelError, match="failed in ONNX Runtime: the device was removed"):
         session.forward(TEXT * 60)
 
 
@@ -1039,7 +1161,7 @@ def test_a_damaged_folder_is_not_the_devices_fault(
 def test_what_a_device_says_is_not_taken_for_a_damaged_folder() -> None:
     path, cuda = Path("model.onnx"), ort_providers.DEVICES["cuda"]
     for text in (
-        "CUDA failure 2: out of memory ; file=/src/cuda/gpu_data_transfer.cc ; line=7",
+        "CUDA failure 719: launch failed ; file=/src/cuda/gpu_data_transfer.cc ; line=7",
         "Failed to parse the engine",
     ):
         error = ort_providers._load_error(path, cuda, RuntimeError(text))

@@ -18,6 +18,7 @@ import onnxruntime as ort
 
 from edgespec.backends.native_thread import compute
 from edgespec.backends.ort_cache import Cache
+from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import Graph, as_float32
 from edgespec.errors import Cancelled, ContextFull, EdgespecError, ModelError, RollbackError
@@ -96,7 +97,7 @@ class OrtSession:
                 if isinstance(error, MemoryError):
                     raise ModelError(
                         f"there is no memory for a pass of {self.name} over {len(ids)} tokens: "
-                        "choose a smaller --ctx-size"
+                        "close other programs or choose a smaller --ctx-size"
                     ) from error
                 raise
 
@@ -132,7 +133,10 @@ class OrtSession:
         return logits if self._widener is None else self._widener.widen(logits)  # (wanted, V)
 
     def _run(self, tokens: int) -> None:
-        """Run what is bound; a long run ends early when the flag is set."""
+        """Run what is bound; a long run ends early when the flag is set.
+
+        Raises MemoryError where there was none on the device either, which `forward` tells.
+        """
         run, options = self._native.run_with_iobinding, self._run_options
         options.terminate = False
         try:
@@ -146,8 +150,10 @@ class OrtSession:
         except Exception as error:  # ONNX Runtime's own share no class
             if options.terminate:
                 raise Cancelled("stopped in the middle of a pass") from None
-            reason = " ".join(str(error).split())
-            raise ModelError(f"{self.name} failed in ONNX Runtime: {reason[:300]}") from error
+            if lacks_memory(error):
+                raise MemoryError from error
+            said = short_reason(error, 300)
+            raise ModelError(f"{self.name} failed in ONNX Runtime: {said}") from error
 
     def _watch(self) -> None:
         if self._cancel.is_set():

@@ -6,24 +6,19 @@ any length that fits, and its bytes come to the host only when they are asked fo
 
 from __future__ import annotations
 
-import re
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.backends.ort_graph import CacheTensor
 from edgespec.errors import ModelError
 
 Bytes = npt.NDArray[np.uint8]
 
 _ALIGNMENT = 64  # bytes; a cache line, and what wide vector loads like
-# How devices say it: CUDA, ONNX Runtime's own allocators, C++, Direct3D.
-_NO_MEMORY = re.compile(
-    r"out.?of.?memory|bad.?alloc|fail\w* to allocate|memory of \d+ is smaller|not enough memory",
-    re.IGNORECASE,
-)
 
 
 class Block(Protocol):
@@ -134,10 +129,9 @@ def allocate(tensor: CacheTensor, tokens: int, device: str) -> Block:
             return CudaBlock(nbytes)
         return ValueBlock(tensor, tokens, device)
     except Exception as error:  # MemoryError, or ONNX Runtime's own, which share no class
-        reason = " ".join(str(error).split())
-        if not isinstance(error, MemoryError) and _NO_MEMORY.search(reason) is None:
+        if not lacks_memory(error):
             raise ModelError(
-                f"no cache can be made on the device {device} ({reason[:200]})"
+                f"no cache can be made on the device {device} ({short_reason(error, 200)})"
             ) from error
         raise ModelError(
             f"there is no memory for a cache of {tokens} tokens ({nbytes / 1e6:.0f} MB for each "

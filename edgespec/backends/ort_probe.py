@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgespec.backends.ort_cache import MIN_HOLES, Cache, GrownCache
+from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.backends.ort_feeds import Feeds
 from edgespec.backends.ort_graph import Graph
 from edgespec.backends.ort_memory import HostBlock
@@ -70,8 +71,12 @@ def first_pass(name: str, native: Any, graph: Graph) -> tuple[int, int]:
         native.run_with_iobinding(binding)
         shape = binding.get_outputs()[0].shape()
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"{name} can't run two tokens: {reason[:300]}") from error
+        if lacks_memory(error):
+            raise ModelError(
+                f"there is no memory for a pass of {name} beside its weights: close other programs "
+                "or choose a model of fewer bits"
+            ) from error
+        raise ModelError(f"{name} can't run two tokens: {short_reason(error, 300)}") from error
     if len(shape) != 3 or shape[0] != 1 or shape[1] not in (1, 2):
         raise ModelFormatError(f"{name} returns logits of the shape {list(shape)} for two tokens")
     return shape[1], shape[2]

@@ -21,6 +21,7 @@ from typing import Any
 import onnxruntime as ort
 
 from edgespec import platform
+from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
 from edgespec.platform.huge_pages import huge_pages
 
@@ -290,6 +291,12 @@ def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
     said = text  # without its own place, whose folders are called as people like
     for place in (path, path.absolute(), path.absolute().parent, path.resolve().parent):
         said = said.replace(str(place), "")
+    if lacks_memory(error, said):
+        where = "there is" if device.provider == CPU else f"{device.label} has"
+        return ModelError(
+            f"{where} no memory for the weights of {path.name}: close other programs or choose a "
+            "model of fewer bits"
+        )
     if _EXTERNAL.search(said) is not None:
         return ModelFormatError(
             f"{path.name} keeps its weights in another file that is missing, cut short or not "
@@ -298,7 +305,9 @@ def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
     # What reads a graph for a device has a parser of its own, and that may fail for other reasons.
     words = ("Protobuf", "INVALID_PROTOBUF", "INVALID_GRAPH")
     if any(word in text for word in (*words, *("parse",) * (device.provider == CPU))):
-        return ModelFormatError(f"{path.name} is damaged or no ONNX model ({text[:200]})")
+        return ModelFormatError(
+            f"{path.name} is damaged or no ONNX model ({short_reason(error, 200)})"
+        )
     if device.provider != CPU:
-        return ModelError(f"{device.label} can't load {path.name} ({text[:200]})")
-    return ModelError(f"ONNX Runtime can't load {path.name} ({text[:300]})")
+        return ModelError(f"{device.label} can't load {path.name} ({short_reason(error, 200)})")
+    return ModelError(f"ONNX Runtime can't load {path.name} ({short_reason(error, 300)})")
