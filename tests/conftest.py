@@ -31,7 +31,7 @@ def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the person's cache, token or settings of the hub, nor asks a proxy for itself."""
+    """No test sees the person's cache, token or settings of the hub, or asks a proxy for them."""
     for name in list(os.environ):
         if name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_")):
             monkeypatch.delenv(name)

@@ -15,6 +15,7 @@ from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NEXT_COMMIT = COMMIT[::-1]
 
 
 @dataclass
@@ -26,8 +27,10 @@ class HubServer:
     small: names of files that git itself keeps: sent at once, with git's hash of them.
     gated: repositories that ask for a licence. broken: answers 503 to everything.
     corrupt: sends other bytes of the same length; damaged: names of files of which it does so.
-        truncate: closes the connection after so many bytes, that many times. length: how it
-        writes a large file's. Each request is in `log` as "METHOD path".
+        truncate: closes the connection after so many bytes, that many times; stall: sends no more
+        behind so many, until the server is stopped. length: how it writes a large file's.
+    moves_to: what a file is in the branch's next commit, which is there from the second look on.
+    Each request is in `log` as "METHOD path".
     """
 
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -38,7 +41,10 @@ class HubServer:
     damaged: set[str] = field(default_factory=set)
     truncate: int = 0
     truncate_bytes: int = 1000
+    stall: bool = False
     length: str = "{}"
+    moves_to: bytes | None = None
+    commit: str = COMMIT
     log: list[str] = field(default_factory=list)
     url: str = ""
     cdn_url: str = ""
@@ -49,6 +55,7 @@ class HubServer:
         class Handler(_Handler):
             state = hub
 
+        self.stopped = threading.Event()
         # Two, as the hub keeps large files on another host, which clients treat differently.
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
         self.url, self.cdn_url = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
@@ -66,6 +73,7 @@ class HubServer:
 
     def stop(self) -> None:
         """Stop listening: from now on the hub can't be reached."""
+        self.stopped.set()
         while self._servers:
             server = self._servers.pop()
             server.shutdown()
@@ -112,20 +120,23 @@ class _Handler(BaseHTTPRequestHandler):
         if repo not in {known for known, _ in self.state.files}:
             self._fail(401, "RepoNotFound", "Repository not found")
             return
-        if revision not in ("main", COMMIT):
+        if revision not in ("main", COMMIT, NEXT_COMMIT):
             self._fail(404, "RevisionNotFound", "Invalid rev id")
             return
-        content = self.state.files.get((repo, file))
+        commit, content = self.state.commit, self.state.files.get((repo, file))
+        if self.state.moves_to is not None:
+            self.state.files[repo, file], self.state.moves_to = self.state.moves_to, None
+            self.state.commit = NEXT_COMMIT
         if content is None:
             self._fail(404, "EntryNotFound", "Entry not found")
             return
         if file in self.state.small:
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            self._send(200, {"X-Repo-Commit": COMMIT, "ETag": f'"{git}"'}, content)
+            self._send(200, {"X-Repo-Commit": commit, "ETag": f'"{git}"'}, content)
             return
         sha256 = hashlib.sha256(content).hexdigest()
         headers = {
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "X-Linked-Size": str(len(content)),
             "X-Linked-ETag": f'"{sha256}"',
             "Accept-Ranges": "bytes",
@@ -152,6 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self.state.truncate > 0:
                 self.state.truncate -= 1
                 self.wfile.write(content[start : start + self.state.truncate_bytes])
+                self.close_connection = True
+            elif self.state.stall:
+                self.wfile.write(content[start : start + self.state.truncate_bytes])
+                self.state.stopped.wait()
                 self.close_connection = True
             else:
                 self.wfile.write(content[start:])

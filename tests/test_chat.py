@@ -6,6 +6,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class ByteTokenizer:
         stripping = frozenset(self.control_tokens[t] for t in strips.split())
         self.lstrip_tokens, self.rstrip_tokens = frozenset[int](), stripping
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:  # noqa: ARG002
         return list(text.encode("utf-8"))
 
     def token_bytes(self, token: int) -> bytes:
@@ -645,12 +646,17 @@ def test_limits_can_be_set_and_grow_with_the_conversation() -> None:
         hurried.render([])
 
 
-def test_a_long_honest_conversation_is_well_within_the_limits() -> None:
+def test_a_long_honest_conversation_is_well_within_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Also where other programs have the processors: their time doesn't count here.
+    clock = SimpleNamespace(monotonic=time.process_time)
+    monkeypatch.setattr("edgespec.chat.bounded.time", clock)
     talk = [Message("user", "a < b\n" * 500), Message("assistant", "<think>\nb</think>ok")] * 150
-    started = time.monotonic()
+    started = time.process_time()
     for name in REAL:
         encode_chat(ByteTokenizer(), built(name), talk)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 # --- Reach ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import ByteTokenizer, FakeSession, ScriptSession, fake_model
+from fakes import ByteTokenizer, FakeSession, PieceTokenizer, ScriptSession, fake_model
 from interrupting import Interrupted, at_each_bytecode, ctrl_c
 from tiny_gguf import write_tiny
 
@@ -46,7 +46,7 @@ from edgespec.opening import find_files
 from edgespec.planner import FixedPlanner, PlannerStatus
 from edgespec.registry import ModelSpec, user_models_file
 from edgespec.sampling import GREEDY, SamplingParams
-from edgespec.session import CancelFlag
+from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import decode
 
 VOCAB = 260
@@ -590,10 +590,10 @@ class NativeWords(ByteTokenizer):
         self.waited_for.set()
         yield
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
         with self.use():
             self.handler()
-            return super().encode(text)
+            return super().encode(text, at_start=at_start)
 
 
 @pytest.mark.parametrize("other", ["closes", "answers"])
@@ -846,7 +846,7 @@ def test_no_answer_is_given_to_a_prompt_that_lacks_the_answer_before(first: str)
             except EdgespecError as error:
                 caught.append(error)
 
-    one = chat.send("one", GREEDY, max_tokens=300 if first == "cancelled" else 30)
+    one = chat.send("one", GREEDY, max_tokens=30 if first == "waits" else 3000)
     if first == "waits":
         two = chat.send("two", GREEDY, max_tokens=5)
     questions.put(one)
@@ -856,6 +856,7 @@ def test_no_answer_is_given_to_a_prompt_that_lacks_the_answer_before(first: str)
         if first == "cancelled":
             one.cancel()
         two = chat.send("two", GREEDY, max_tokens=5)
+        one.cancel()
     questions.put(two)
     wait_for(lambda: caught)
     assert history(chat) == [("user", "one"), ("assistant", one.text)]
@@ -1132,15 +1133,56 @@ def test_measuring_again_keeps_what_drafters_proved_to_be_worth(tiny: Path, tmp_
     assert kept(True) == learnt
 
 
+@pytest.mark.parametrize("what", ["target", "check", "drafter", "tokens", "recurrent"])
+def test_what_was_loaded_is_freed_where_opening_ends_early(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = tmp_path / "small.gguf"
+    small.touch()
+    opened: list[FakeSession] = []
+
+    def load(path: Path, *_: object) -> Model:
+        other = path == small and what == "tokens"
+        session = FakeSession(VOCAB, name=path.stem, context_size=4096)
+        session.can_rollback = path != small or what != "recurrent"
+        opened.append(session)
+        model = fake_model(session, PieceTokenizer([b"z"] * VOCAB) if other else None)
+        model.only_drafts = "its head is narrow" if what == "target" else ""
+        return model
+
+    def stop(kind: str, tokens: int, seconds: float) -> None:
+        if kind == {"check": "check", "drafter": "model"}.get(what):
+            raise Cancelled("enough")
+
+    monkeypatch.setattr("edgespec.runtime.load_model", load)
+    monkeypatch.setattr("edgespec.opening.load_model", load)
+    with pytest.raises(EdgespecError):
+        Runtime.open(target="big.gguf", drafters=["lookup", str(small)], on_pass=stop)
+    assert [session.closed for session in opened] == [True] * (1 if what == "target" else 2)
+
+
+def test_a_chat_in_which_nothing_was_asked_undoes_no_measurement(
+    tiny: Path, tmp_path: Path
+) -> None:
+    Runtime.open(target=tiny, threads=1).close()
+    chat = Runtime.open(target=tiny, threads=1)
+    with Runtime.open(target=tiny, threads=1, measure_again=True) as other:
+        list(other.generate([5, 6, 7] * 9, GREEDY, max_tokens=60))
+    (file,) = (tmp_path / "cache" / "costs").glob("*.json")
+    text = file.read_bytes()
+    chat.close()
+    assert file.read_bytes() == text
+    assert chat.costs and other.costs and other.costs.taken > chat.costs.taken
+
+
 def test_native_answers_stop_and_go_on(tiny: Path) -> None:
     with Runtime.open(target=tiny, drafters=["lookup"], lookahead=3, threads=1) as runtime:
         chat = runtime.conversation()
         generation = chat.send("abc " * 20, GREEDY, max_tokens=900)
-        stopper = in_thread(
-            lambda: (wait_for(lambda: runtime.context_used > 100), generation.cancel())
-        )
+        while runtime.context_used <= 100:
+            next(generation)
+        in_thread(generation.cancel).join(20)
         assert generation.result.finish_reason == "cancelled"
-        stopper.join()
         second = chat.send("more", GREEDY, max_tokens=5).result
         assert second.counters.prompt_tokens > 80
     generation = Runtime.open(target=tiny, drafters=[], threads=1).generate("a", max_tokens=20)
