@@ -266,14 +266,11 @@ def _make(
     )
 
     report("reading the tokenizer")
-    tokenizer = onnx_text.load(checkpoint)
-    onnx_text.save(checkpoint, tokenizer, folder)
+    rows = onnx_reference.rows(checkpoint)
+    texts = onnx_text.write(checkpoint, folder, rows)
+    ids, notes = texts.ids, texts.notes
     report("loading the checkpoint")
     loaded = onnx_reference.load(checkpoint)
-    vocabulary = loaded.get_input_embeddings().weight.shape[0]
-    ids = onnx_text.probe_ids(tokenizer, vocabulary)
-    onnx_text.check(folder, tokenizer, vocabulary, ids)
-    notes = onnx_text.unread(checkpoint, tokenizer, ids, vocabulary)
     report("running the checkpoint on the probe texts")
     reference = onnx_reference.logits(loaded, ids)
     behind = onnx_reference.behind_window(loaded, ids)
@@ -290,7 +287,7 @@ def _make(
         model = onnx_portable.build(loaded, scratch, half=half)
     del loaded
     onnx_graph.join_transposes(model)
-    ends = onnx_graph.find_ends(model, vocabulary)
+    ends = onnx_graph.find_ends(model, rows)
     if tied:
         ends = onnx_graph.share_embedding(model, ends)
     if ends.head is not None:

@@ -6,6 +6,7 @@ refused before any work.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,13 +63,17 @@ def require_fit(
 ) -> None:
     """Refuse what a target, alone or with its draft, shows without its weights.
 
-    Raises what `onnx.chosen` does, and ExportError for a tokenizer that can't be written, and where
-    a token means another text to the draft.
+    Raises what `onnx.chosen` and `onnx_text.write` do, and ExportError where a token means another
+    text to the draft.
     """
-    from edgespec.exporters import onnx_text
+    from edgespec.exporters import onnx_reference, onnx_text
 
     for model, dtype in zip(models, dtypes, strict=True):
         onnx.chosen(model, dtype, style)
-    vocabularies = [onnx_text.tokens(onnx_text.load(model)) for model in models]
+    vocabularies = []
+    for model in models:
+        with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
+            texts = onnx_text.write(model, Path(folder), onnx_reference.rows(model))
+        vocabularies.append(texts.tokens)
     for draft, theirs in zip(models[1:], vocabularies[1:], strict=True):
         refuse_other_tokens(models[0], draft, vocabularies[0], theirs)

@@ -25,7 +25,7 @@ TASK = "text-generation-with-past"
 
 def refuse_unknown(name: str, architecture: str, model_type: str) -> None:
     """Raises ExportError where optimum can't export models of this type with their cache."""
-    from optimum.exporters.onnx import model_configs  # noqa: F401  # fills the table
+    from optimum.exporters.onnx import model_configs  # noqa: F401 - fills it
     from optimum.exporters.tasks import TasksManager
 
     try:
@@ -36,8 +36,8 @@ def refuse_unknown(name: str, architecture: str, model_type: str) -> None:
         known = {}
     if TASK not in known:
         raise ExportError(
-            f"{name} is a {architecture}, which neither onnxruntime-genai nor optimum can export to "
-            "ONNX; `edgespec export gguf --converter` may do."
+            f"{name} is a {architecture}, which neither onnxruntime-genai nor optimum can export; "
+            "`edgespec export gguf --converter` may do."
         )
 
 

@@ -52,9 +52,14 @@ def configuration(checkpoint: Outline) -> Any:
     return config
 
 
+def rows(checkpoint: Outline) -> int:
+    """How many ids the model has embeddings for. Raises ExportError as `configuration` does."""
+    return int(configuration(checkpoint).get_text_config().vocab_size)
+
+
 @contextmanager
 def _as_sentence(checkpoint: Outline) -> Iterator[None]:
-    """transformers' many parts raise errors of any type."""
+    """The many parts of transformers raise errors of any type."""
     try:
         yield
     except Exception as error:

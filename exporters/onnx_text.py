@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.exporters.checkpoint import Checkpoint, Outline
+from edgespec.exporters.checkpoint import Outline
 from edgespec.exporters.parity import PROBES, differing_ids
 
 Ids = dict[str, list[int]]
@@ -28,7 +29,35 @@ FILES = (
 )
 """What may lie beside a graph, as a checkpoint has it."""
 
+_EVERY = "all control tokens"  # the text that is only tokenized
 _NEWER = "TokenizersBackend"  # how transformers 5 calls the class that needs tokenizer.json alone
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What `write` found out about a checkpoint's tokenizer.
+
+    Attributes:
+        tokens: the text of each id. ids: of every probe text; see `probe_ids`.
+        notes: what the person should know of it.
+    """
+
+    tokens: list[str]
+    ids: Ids
+    notes: list[str]
+
+
+def write(checkpoint: Outline, folder: Path, rows: int) -> Texts:
+    """Write tokenizer, templates and configuration into `folder`, and check that tokenizer.
+
+    rows: how many ids the model has embeddings for. Raises ExportError where it can't be written,
+    or isn't of this model.
+    """
+    tokenizer = load(checkpoint)
+    save(checkpoint, tokenizer, folder, rows)
+    ids = probe_ids(tokenizer, rows)
+    check(folder, tokenizer, rows, ids)
+    return Texts(tokens(tokenizer), ids, unread(checkpoint, tokenizer, ids, rows))
 
 
 def load(checkpoint: Outline) -> Any:
@@ -75,8 +104,12 @@ def probe_ids(tokenizer: Any, rows: int) -> Ids:
     }
 
 
-def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
-    """Write tokenizer, templates and configuration into `folder`, as the checkpoint has them."""
+def save(checkpoint: Outline, tokenizer: Any, folder: Path, rows: int) -> None:
+    """Write tokenizer, templates and configuration into `folder`, as the checkpoint has them.
+
+    A tokenizer.json that lacks tokens which other files add, as those of fine-tunes often do, is
+    written anew with them.
+    """
     if not (checkpoint.path / "tokenizer.json").is_file():
         own = folder / "tokenizer"
         tokenizer.save_pretrained(own)
@@ -87,22 +120,38 @@ def save(checkpoint: Checkpoint, tokenizer: Any, folder: Path) -> None:
     for name in FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
+    if _added(_written(folder), rows) != _added(tokenizer.backend_tokenizer, rows):
+        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _written(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _added(tokenizer: Any, rows: int) -> dict[int, str]:
+    """The tokens that are found before a text is split, with their flags, by id."""
+    found = tokenizer.get_added_tokens_decoder()
+    return {number: repr(token) for number, token in found.items() if number < rows}
 
 
 def check(folder: Path, tokenizer: Any, rows: int, expected: Mapping[str, list[int]]) -> None:
-    """Raises ExportError where the folder's tokenizer.json gives other ids for the same texts."""
-    from tokenizers import Tokenizer
+    """Raises ExportError where the folder's tokenizer.json gives other ids for the same texts.
 
-    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    Every control token is looked at here, also those that no probe text holds.
+    """
+    ours = _written(folder)
     ours.no_truncation()  # as the runtime reads it
     ours.no_padding()
-    got = {
-        name: ours.encode(text, add_special_tokens=False).ids
-        for name, text in _texts(tokenizer, rows).items()
-    }
-    if where := differing_ids(expected, got):
+    every = " and ".join(_control(tokenizer, rows))
+    texts = {**_texts(tokenizer, rows), _EVERY: every}
+    got = {name: ours.encode(text, add_special_tokens=False).ids for name, text in texts.items()}
+    wanted = {**expected, _EVERY: tokenizer(every, add_special_tokens=False).input_ids}
+    if where := differing_ids(wanted, got):
         raise ExportError(
-            f"The exported tokenizer.json gives other ids than the checkpoint's tokenizer: {where}."
+            f"The checkpoint's tokenizer.json gives other ids than transformers ({where}): load its "
+            "tokenizer with AutoTokenizer and save it there again with `save_pretrained(folder)`."
         )
 
 
@@ -128,6 +177,10 @@ def unread(
 
 
 def _texts(tokenizer: Any, rows: int) -> dict[str, str]:
-    added = tokenizer.added_tokens_encoder.items()
-    control = [str(text) for text, token in added if token < rows]
+    control = _control(tokenizer, rows)
     return {**PROBES, "control tokens": " and ".join(control[:12]) or "none"}
+
+
+def _control(tokenizer: Any, rows: int) -> list[str]:
+    added = tokenizer.added_tokens_encoder.items()
+    return [str(text) for text, token in added if token < rows]

@@ -626,6 +626,65 @@ def test_a_tokenizer_that_cuts_and_fills_up_texts_is_the_same(
 
 
 @with_extra
+@pytest.mark.parametrize("fillers", [0, 15])  # of which no more than 12 are in a probe text
+@pytest.mark.parametrize("named", ["tokenizer_config.json", "added_tokens.json"])
+def test_a_token_that_tokenizer_json_lacks_is_written_into_it(
+    named: str, fillers: int, tmp_path: Path
+) -> None:
+    """As fine-tunes have them: the base model's tokenizer.json, and other files that add to it."""
+    import tiny_checkpoint as tiny
+    from tokenizers import Tokenizer
+
+    from edgespec.exporters import onnx_text
+
+    tokenizer = tiny.byte_level_tokenizer()
+    last = tokenizer["added_tokens"][-1]["id"]
+    more = [tiny.added(last + 1 + i, f"<|filler {i}|>") for i in range(fillers)]
+    tokenizer["added_tokens"] += more
+    pad = last + fillers + 1
+    folder = tiny.write_checkpoint(tmp_path / "tuned", tokenizer=tokenizer, rows=pad + 1)
+    about = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>"}
+    if named == "added_tokens.json":
+        tiny.write_json(folder / named, {"[PAD]": pad})
+        tiny.write_json(folder / "tokenizer_config.json", about)
+    else:
+        tiny.write_json(folder / named, {**about, "pad_token": "[PAD]"})
+    out = tmp_path / "out"
+    out.mkdir()
+    texts = onnx_text.write(Outline.open(folder), out, pad + 1)
+    assert texts.notes == [] and texts.tokens[pad] == "[PAD]"
+    written = Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert written.encode("[PAD]", add_special_tokens=False).ids == [pad]
+    onnx_text.write(Outline.open(folder), out, pad)  # where the model can't read it anyway
+    assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+@with_extra
+def test_another_control_token_is_told_with_what_to_do(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    import tiny_checkpoint as tiny
+
+    from edgespec.exporters import onnx_text
+
+    folder = tmp_path / "many"
+    shutil.copytree(checkpoint().path, folder)
+    tokenizer = tiny.byte_level_tokenizer()
+    last = tokenizer["added_tokens"][-1]["id"]
+    tokenizer["added_tokens"] += [tiny.added(last + 1 + i, f"<|{i}|>") for i in range(15)]
+    tiny.write_json(folder / "tokenizer.json", tokenizer)
+    own = onnx_text.load(Outline.open(folder))
+    ids = onnx_text.probe_ids(own, last + 16)
+    onnx_text.check(folder, own, last + 16, ids)
+    tokenizer["added_tokens"][-1]["content"] = "<|another|>"
+    tiny.write_json(folder / "tokenizer.json", tokenizer)
+    with pytest.raises(ExportError, match=r"other ids .*\(all control tokens, .*save_pretrained"):
+        onnx_text.check(folder, own, last + 16, ids)
+
+
+@with_extra
 def test_a_token_beyond_the_embedding_is_told(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
@@ -1422,8 +1481,8 @@ def test_what_the_small_files_rule_out_is_refused_before_the_weights_are_fetched
             capture_output=True, text=True, env=env, cwd=tmp_path, timeout=600,
         )  # fmt: skip
         assert done.stdout.strip() == str([1] * len(asked)), done.stderr
-        no_exporter = "coder is a Starcoder2ForCausalLM, which neither onnxruntime-genai nor optimum"
-        assert done.stderr.count(no_exporter) == 3
+        said = "coder is a Starcoder2ForCausalLM, which neither onnxruntime-genai nor optimum can"
+        assert done.stderr.count(said) == 3
         assert "reading is a BertForMaskedLM, which neither onnxruntime-genai nor" in done.stderr
         for said in ("halves is a T5ForConditional", "both is a BartForConditional"):
             assert f"{said}Generation, which is no causal language model" in done.stderr
