@@ -31,6 +31,7 @@ from edgespec.backends import (
     ort_load,
     ort_memory,
     ort_notes,
+    ort_packages,
     ort_providers,
 )
 from edgespec.backends import ort as backend
@@ -1386,16 +1387,71 @@ def test_two_packages_at_once_are_explained(
         Package("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
         Package("numpy", "numpy"),
     ]
-    monkeypatch.setattr(ort_providers, "distributions", lambda: both)
+    monkeypatch.setattr(ort_packages, "distributions", lambda: both)
     folder = write_tiny_onnx(tmp_path)
     assert any("overwrite each other's files" in note for note in opened(folder).notes)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [ort_providers.CPU])
+    # Nothing beside it of what the one that was installed last can't do.
+    monkeypatch.setattr(platform, "gpu_maker", lambda: "NVIDIA")
+    (note,) = opened(folder).notes
+    assert "pip uninstall onnxruntime onnxruntime-trt-rtx, then install the one you" in note
+    monkeypatch.setattr(platform, "gpu_maker", lambda: "")
     with pytest.raises(ConfigError, match="pip uninstall onnxruntime onnxruntime-trt-rtx, then"):
         opened(folder, device="cuda")
     del both[0]
     assert opened(folder).notes == []
     with pytest.raises(ConfigError, match="then pip install onnxruntime-trt-rtx; or choose"):
         opened(folder, device="tensorrt")
+
+
+BROKEN = """
+import sys
+from pathlib import Path
+
+from edgespec.backends import LoadOptions, load_model, ort_packages
+from edgespec.errors import ModelError
+from edgespec.session import CancelFlag
+
+class Package:
+    def __init__(self, name):
+        self.metadata = {"Name": name}
+
+    def read_text(self, name):
+        return "onnxruntime/__init__.py,sha256=abc,22"
+
+ort_packages.distributions = lambda: map(Package, sys.argv[2:])
+try:
+    load_model(sys.argv[1], LoadOptions(threads=1), CancelFlag())
+except ModelError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "packages", "says"),
+    [
+        # As of two packages with the same files one leaves them behind.
+        ("onnxruntime", "", ["onnxruntime-gpu"], "(module 'onnxruntime' has no attribute"),
+        ("onnxruntime", "raise ImportError('no DLL')", ["onnxruntime-gpu"], "(no DLL)"),
+        ("onnxruntime", "import nowhere", ["onnxruntime", "onnxruntime-gpu"], "'nowhere')"),
+        ("onnxruntime", "raise OSError('no libc')", [], "(no libc)"),
+        ("tokenizers", "raise ImportError('no libc')", ["onnxruntime"], "(no libc)"),
+    ],
+)
+def test_a_package_that_is_there_and_cant_be_imported(
+    name: str, contents: str, packages: list[str], says: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_onnx(tmp_path / "model")
+    (tmp_path / "packages" / name).mkdir(parents=True)
+    (tmp_path / "packages" / name / "__init__.py").write_text(contents)
+    script = f"import sys; sys.path.insert(0, {str(tmp_path / 'packages')!r})\n{BROKEN}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), *packages], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{name} can't be loaded (") and says in done.stdout
+    once = f"--no-deps {'tokenizers' if name == 'tokenizers' else [*packages, name][0]}"
+    assert ("pip uninstall onnxruntime onnxr" if len(packages) > 1 else once) in done.stdout
 
 
 # ---------------------------------------------------------------------------------------- text

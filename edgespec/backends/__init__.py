@@ -6,7 +6,6 @@ Invariant: what a file is, is read from its contents, never from its name.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterable
@@ -110,10 +109,10 @@ def is_onnx(path: Path | str) -> bool:
 
 
 def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
-    from edgespec.backends import onnx_folder
+    from edgespec.backends import onnx_folder, ort_packages
 
     if onnx_folder.find(path) is not None:
-        _require_onnx(path)
+        ort_packages.require(path.name)
         if amx.present():  # ONNX Runtime asks for it: llama.cpp has to be refused before
             with suppress(ModelError, OSError, RuntimeError):  # a llama.cpp that can't be loaded
                 from edgespec.backends import llama_params
@@ -121,6 +120,7 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
                 llama_params.settle()
         # Of libraries that it finds a moment later, or that `ort_providers` has a sentence about.
         warnings.filterwarnings("ignore", "Failed to register bundled CUDA plugin EP")
+        ort_packages.load()
         from edgespec.backends import ort_load
 
         return ort_load.load(path, options, cancel)
@@ -129,15 +129,6 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     from edgespec.backends import llama_load
 
     return llama_load.load(path, options, cancel)
-
-
-def _require_onnx(path: Path) -> None:
-    missing = [m for m in ("onnxruntime", "tokenizers") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise ModelError(
-            f"{path.name} is an ONNX model, and {' and '.join(missing)} is missing: "
-            'pip install "edgespec[onnx]", or "edgespec[onnx-gpu]" for CUDA'
-        )
 
 
 def _instead(folder: Path) -> str:

@@ -14,13 +14,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
 from edgespec import platform
+from edgespec.backends import ort_packages
 from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
 from edgespec.platform.huge_pages import huge_pages
@@ -88,8 +88,6 @@ _EXTERNAL = re.compile(r"external|[._]data(_\d+)?\b", re.IGNORECASE)
 
 _preloading = threading.Lock()  # stdout is swapped meanwhile, for all threads
 
-_MODULE = "onnxruntime/__init__.py,"  # as a package's list of files has it
-
 
 @dataclass(frozen=True)
 class Opened:
@@ -131,7 +129,7 @@ def open_session(
     if device != "cpu":
         _preload()  # before: newer ones know of CUDA only once its libraries are found
     available = ort.get_available_providers()
-    twice = several_packages()
+    twice = ort_packages.several()
     notes = [twice] if twice else []
     wanted = _AUTO if device == "auto" else (device, "cpu") if allow_cpu else (device,)
     reason = ""
@@ -157,7 +155,7 @@ def open_session(
             continue
         if reason:
             notes.append(on_the_cpu(name, reason))
-        elif key == "cpu" and device == "auto":
+        elif key == "cpu" and device == "auto" and twice is None:  # which says what to install
             notes += _unused()
         label = chosen.label if key != "cpu" else f"CPU, {threads} thread{'s' * (threads != 1)}"
         if share is None and key != "cpu":
@@ -246,27 +244,6 @@ def _share(native: Any, device: Device) -> tuple[int, int] | None:
     return counts[device.provider], counts.total()
 
 
-def _installed() -> list[str]:
-    """The packages that hold ONNX Runtime itself; what goes beside it has names like theirs."""
-    found = set()
-    for package in distributions():
-        name = (package.metadata["Name"] or "").lower()
-        if name.startswith("onnxruntime") and _MODULE in (package.read_text("RECORD") or ""):
-            found.add(name)
-    return sorted(found)
-
-
-def several_packages() -> str | None:
-    """A sentence where two packages of ONNX Runtime are installed over each other."""
-    found = _installed()
-    if len(found) < 2:
-        return None
-    return (
-        f"{' and '.join(found)} are both installed and overwrite each other's files: "
-        f"pip uninstall {' '.join(found)}, then install the one you want"
-    )
-
-
 def attends_on_cpu(native: Any, device: Device) -> bool:
     """Whether fused attention runs on the CPU beside another device: ONNX Runtime has it for CUDA
     in 16 bits alone. False where that isn't told.
@@ -286,7 +263,7 @@ def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
         return ModelFormatError(
             f"{path.name} needs a newer ONNX Runtime than {ort.__version__} "
             f"({text[newer.start() :][:150]}): pip install --upgrade "
-            f"{next(iter(_installed()), 'onnxruntime')}"
+            f"{next(iter(ort_packages.installed()), 'onnxruntime')}"
         )
     said = text  # without its own place, whose folders are called as people like
     for place in (path, path.absolute(), path.absolute().parent, path.resolve().parent):
