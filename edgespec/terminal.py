@@ -6,6 +6,7 @@ shown as what it is.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
@@ -38,6 +39,44 @@ def columns(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> Iterator
             gap = " " * (width - cell_len(cell))
             padded.append(gap + cell if numbers and number else cell + gap)
         yield "  ".join(padded).rstrip()
+
+
+def table_width(rows: Sequence[Sequence[str]]) -> int:
+    """The terminal's columns that `columns` takes for a table."""
+    return max(map(_cells, columns(rows)), default=0)
+
+
+def narrowed(
+    rows: Sequence[tuple[str, ...]], less: Sequence[str], room: int | None
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """A table without columns of `less`, named in its first row, and their names.
+
+    The first ones go first, until what is left is as wide as `room` or they are gone; None is room
+    for all.
+    """
+    left, gone = list(rows), []
+    for name in less:
+        if room is None or table_width(left) <= room:
+            break
+        if name in left[0]:
+            gone.append(name)
+            at = left[0].index(name)
+            left = [(*cells[:at], *cells[at + 1 :]) for cells in left]
+    return left, gone
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """How many columns a terminal has; None where the stream is none, or nobody knows."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def _cells(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def line_chat_reason(

@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from edgespec.bench import charts, compare, report, table
-from edgespec.bench.beside import answered_by_all, at_best, best_side, with_bests
+from edgespec.bench.beside import EACH, answered_by_all, at_best, best_side, with_bests
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Pair, Results, Run, Trial
 from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
@@ -534,7 +535,7 @@ def test_over_all_categories_a_peer_has_the_best_of_each() -> None:
     chosen = with_bests(made, "p", peers)
     beside = at_best(chosen, "p", own, peers, ALL)
     (best, found), (fixed, one) = beside["it, best"], beside["it, fixed"]
-    assert (best, fixed) == ("it/best of each category", "it/b")
+    assert (best, fixed) == ("it/each category's best", "it/b")
     assert found.ratio and found.ratio.center == pytest.approx(math.sqrt(8))  # 4 and 2
     assert one.ratio and one.ratio.center == pytest.approx(2.0)
     assert [at_best(chosen, "p", own, peers, c)["it, best"][0] for c in "xy"] == ["it/a", "it/b"]
@@ -542,15 +543,44 @@ def test_over_all_categories_a_peer_has_the_best_of_each() -> None:
         line.split() for line in table.lines(made) if line.startswith("all") and " it " in line
     ]
     assert [(" ".join(line[2:-9]), line[-4]) for line in shown] == [
-        ("best of each category", "1.41"), ("b", "2.00"),
+        ("each category's best", "1.41"), ("b", "2.00"),
     ]  # fmt: skip
     html = report.render(made)
-    assert "it, fixed" in html and "tok/s, best of each category" in html
-    assert "<td>best of each category</td>" in html and "fastest single setting" in html
-    assert "best of each" not in "".join(table.lines(results(trials[:2], ["plain", "l"])))
+    assert "it, fixed" in html and escape("tok/s, each category's best") in html
+    assert f"<td>{escape(EACH)}</td>" in html and "fastest single setting" in html
+    assert EACH not in "".join(table.lines(results(trials[:2], ["plain", "l"])))
     for trial in made.trials:
         trial.answers[:] = [a for a in trial.answers if a.side != "it/a"]
-    assert "best of each category" not in report.render(results(trials, ["plain", "l", "it/b"]))
+    assert escape(EACH) not in report.render(results(trials, ["plain", "l", "it/b"]))
+
+
+def test_a_narrow_terminal_has_less_of_the_table_and_no_row_in_two_lines() -> None:
+    """The sentence that sums up, the ratios and their intervals are always there."""
+    sides = ["plain", "lookup+model:auto", "llama-server/draft-4", "llama-server/plain"]
+    trials = [
+        Trial("p", f"{c} {i}", c, 0, 0, 9, "", [answer(s, 4.0 / n) for n, s in enumerate(sides, 1)])
+        for c in ("math_reasoning", "y") for i in range(2)
+    ]  # fmt: skip
+    trials += [
+        Trial("p", f"context {n}", "context", 0, r, n, "", [answer(s, 1.0) for s in sides], n)
+        for n in (64, 128, 256) for r in range(2)
+    ]  # fmt: skip
+    made = results(trials, sides)
+    whole = list(table.lines(made))
+    heads = [line for line in whole if line.startswith(("CATEGORY", "SIDE"))]
+    assert all(name in heads[0] for name in table.HEAD) and table.GAP in whole
+    assert len(heads) == 3 and " 64 " in heads[1] and list(table.lines(made, 300)) == whole
+    for room in (80, 100, 120):
+        shown = list(table.lines(made, room))
+        assert all(cell_len(line) <= room for line in shown if "  " in line)
+        assert shown[1].startswith("lookup+model:auto decodes 2.00 times as fast as plain (2.00")
+        (left_out,) = [line for line in shown if line.startswith("no room for (QUARTILES), ACC")]
+        head = next(line for line in shown if line.startswith("CATEGORY"))
+        assert all((name in head) != (name in left_out) for name in table.HEAD)
+        assert "OVER PLAIN" in head and "(95%)" in head
+        assert (table.GAP in shown) == ("GAP P50/P95" in head)
+        assert sum("1.00 (1.00 to 1.00)" in line for line in shown) >= 3  # behind the texts
+    assert len(list(table.lines(made, 1))) > len(whole)
 
 
 def test_a_peer_that_cannot_stand_beside_us_is_named() -> None:
@@ -628,7 +658,7 @@ def test_what_stands_beside_each_other_was_answered_by_all() -> None:
         for i in range(2)
     ]  # fmt: skip
     made = results([*easy, *hard], ["plain", "l", "m", "it/a"])
-    lead = report._lead(made, "p", ["l", "m"])
+    lead = table.lead(made, "p")
     assert "l decodes 2.00 times" in lead and "m decodes 4.00 times" in lead  # not 3.17
     shown = list(table.lines(made))
     assert sum("answered different prompts" in line for line in shown) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,22 @@ def test_cuda_check_without_cuda_is_a_sentence(
     assert script_of("cuda_check").main([str(write_tiny_onnx(tmp_path / "m"))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "can't use CUDA" in line and "--device cpu" in line
+
+
+@pytest.mark.parametrize(("room", "shown"), [(None, True), (80, False)])
+def test_a_report_on_a_terminal_is_as_wide_as_that(
+    room: int | None,
+    shown: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from edgespec.cli import main
+
+    if room:
+        size = os.terminal_size((room, 24))
+        monkeypatch.setattr(os, "get_terminal_size", lambda *_: size)
+        monkeypatch.setattr(sys.stdout, "fileno", lambda: 1)
+    folder = FOLDER / "results/2026-11-30-xeon-2cpu/qwen-coder-f16-spec-bench"
+    assert main(["bench", "--report", str(folder), "--out", str(tmp_path)]) == 0
+    assert ("TOKENS/ROUND" in capsys.readouterr().out.split("no room for")[0]) == shown

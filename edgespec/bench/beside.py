@@ -14,7 +14,7 @@ from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Results, Trial
 from edgespec.bench.summary import Asked, Row, categories, pairs, row, speed_logs, trials_of
 
-EACH = "best of each category"
+EACH = "each category's best"
 """A peer's setting that `with_bests` adds."""
 
 NO_COMMON_ENERGY = "no prompt was answered by all sides whose energy was told"
@@ -63,7 +63,7 @@ def best_side(
 
 
 def with_bests(results: Results, pair: str, peers: dict[str, list[str]]) -> Results:
-    """The same with a side `PEER/best of each category`: the answers of each category's fastest.
+    """The same with a side `PEER/each category's best`: the answers of each category's fastest.
 
     One setting for all categories would flatter whoever chooses anew at every prompt. A peer of one
     setting, and results of one category, have nothing to choose from.

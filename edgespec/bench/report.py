@@ -29,8 +29,8 @@ from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Pair, Results, Run
 from edgespec.bench.sides import PLAIN
 from edgespec.bench.stats import Interval, Spread
-from edgespec.bench.summary import categories, contexts, trials_of
-from edgespec.bench.table import GAP, HEAD, cells, over_peers, unlike, verdicts, wholes
+from edgespec.bench.summary import categories, contexts
+from edgespec.bench.table import GAP, HEAD, cells, lead, over_peers, rated, unlike, verdicts, wholes
 
 SHARED = "Where sides answered different prompts, those count that all of them answered."
 FIXED = (
@@ -76,9 +76,9 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
     own, peers = split_sides(results.sides(pair))
     sides = [side for side in own if side != PLAIN]
     yield f"<section>\n<h2>{escape(pair)}</h2>"
-    yield f'<p class="lead">{escape(_lead(results, pair, sides))}</p>'
+    yield f'<p class="lead">{escape(lead(results, pair))}</p>'
     yield from (f"<p>{escape(sentence)}</p>" for sentence in verdicts(results, pair))
-    if _rated(results, pair):
+    if rated(results, pair):
         yield from _section(
             "Speed against plain decoding",
             "Tokens per second over plain's, decoding alone: the geometric mean over prompts, with "
@@ -97,37 +97,6 @@ def _pair(results: Results, pair: str) -> Iterator[str]:
     yield from _energy(results, pair)
     yield from _details(results, pair)
     yield "</section>"
-
-
-def _lead(results: Results, pair: str, sides: Sequence[str]) -> str:
-    """The outcome in a sentence or two."""
-    sentences = []
-    last = categories(results, pair)[-1]
-    for side, found in beside(results, pair, sides, last).items():
-        if found.ratio is None or found.tokens_per_second is None:
-            continue
-        sure = _sure(found.ratio)
-        sentences.append(
-            f"{side} decodes {found.ratio.center:.2f} times as fast as plain{sure}, "
-            f"{found.tokens_per_second.median:.1f} tokens a second in the median."
-        )
-    if sentences:
-        return " ".join(sentences)
-    if _rated(results, pair):
-        return (
-            "No prompt was answered by all with more than one token: there is no speed to compare."
-        )
-    return "Nothing was measured yet."
-
-
-def _sure(ratio: Interval) -> str:
-    if ratio.low is None or ratio.high is None:
-        return " (one prompt, so nobody knows how surely)"
-    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} prompts)"
-
-
-def _rated(results: Results, pair: str) -> bool:
-    return bool(trials_of(results, pair, ALL))
 
 
 def _section(heading: str, words: str, picture: str) -> Iterator[str]:
@@ -276,13 +245,7 @@ def _details(results: Results, pair: str) -> Iterator[str]:
     yield from (f"<p>{escape(sentence)}</p>" for sentence in unlike(results, pair))
     own, peers = split_sides(results.sides(pair))
     if peers:
-        head = (
-            "category",
-            "peer",
-            "its best setting",
-            "tok/s",
-            *(f"{side} over it" for side in own),
-        )
+        head = ("category", "peer", "its best setting", "tok/s", *(f"{s} over it" for s in own))
         yield from _table(head, list(over_peers(results, pair)))
     for sentence in wholes(results, pair, results.sides(pair)):
         yield f"<p>{escape(sentence)}</p>"

@@ -1,6 +1,7 @@
 """The table in the terminal.
 
-Invariant: it shows what the report shows, from the same rows; an interval stands beside each ratio.
+Invariant: it shows what the report shows, from the same rows, less what a narrow terminal has no
+room for; an interval stands beside each ratio.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from edgespec.bench.beside import (
     NO_COMMON_ENERGY,
     answered_by_all,
     at_best,
+    beside,
     best_names,
     energy,
     left_out,
@@ -19,6 +21,7 @@ from edgespec.bench.beside import (
     unanswered,
     with_bests,
 )
+from edgespec.bench.prompts import ALL
 from edgespec.bench.protocol import CONTEXT
 from edgespec.bench.record import Results
 from edgespec.bench.sides import PLAIN
@@ -35,34 +38,80 @@ from edgespec.bench.summary import (
     trials_of,
     whole,
 )
-from edgespec.terminal import columns
+from edgespec.terminal import columns, narrowed, table_width
 
 GAP = "a gap is the time between two arrivals of text; a round's tokens arrive together"
 HEAD = (
-    "CATEGORY", "SIDE", "PROMPTS", "TOK/S", "(QUARTILES)", "AGAINST PLAIN", "(95%)",
+    "CATEGORY", "SIDE", "PROMPTS", "TOK/S", "(QUARTILES)", "OVER PLAIN", "(95%)",
     "TOKENS/ROUND", "ACCEPTED", "TTFT", "GAP P50/P95", "SAME TEXT",
 )  # fmt: skip
 
 
-def lines(results: Results) -> Iterator[str]:
-    """Everything measured, pair by pair."""
+LESS = (
+    "(QUARTILES)", "ACCEPTED", "GAP P50/P95", "TTFT", "TOKENS/ROUND", "SAME TEXT", "PROMPTS",
+    "TOK/S",
+)  # fmt: skip
+"""What is left out first where a terminal is narrow."""
+
+
+def lines(results: Results, room: int | None = None) -> Iterator[str]:
+    """Everything measured, pair by pair, in tables of `room` columns where that can be done."""
     for pair in results.pairs:
         sides = results.sides(pair)
         yield f"{pair}"
         table = list(cells(results, pair, sides))
         if table:
-            yield from columns([HEAD, *table])
-            yield GAP
+            yield lead(results, pair)
+            shown, less = narrowed([HEAD, *table], LESS, room)
+            yield from columns(shown)
+            if less:
+                yield f"no room for {', '.join(less)} here: the report has all columns"
+            if "GAP P50/P95" in shown[0]:
+                yield GAP
             yield from unlike(results, pair)
         elif not contexts(results, pair):
             yield "nothing was measured yet"
         yield from wholes(results, pair, sides)
         yield from unanswered(results, pair)
-        yield from _lengths(results, pair, sides)
-        yield from _peers(results, pair, sides)
+        yield from _lengths(results, pair, sides, room)
+        yield from _peers(results, pair, room)
         yield from _energy(results, pair)
         yield from verdicts(results, pair)
         yield ""
+
+
+def lead(results: Results, pair: str) -> str:
+    """The outcome in a sentence or two."""
+    sentences = []
+    own, _ = split_sides(results.sides(pair))
+    last = categories(results, pair)[-1]
+    sides = [side for side in own if side != PLAIN]
+    for side, found in beside(results, pair, sides, last).items():
+        if found.ratio is None or found.tokens_per_second is None:
+            continue
+        sure = _sure(found.ratio)
+        sentences.append(
+            f"{side} decodes {found.ratio.center:.2f} times as fast as plain{sure}, "
+            f"{found.tokens_per_second.median:.1f} tokens a second in the median."
+        )
+    if sentences:
+        return " ".join(sentences)
+    if rated(results, pair):
+        return (
+            "No prompt was answered by all with more than one token: there is no speed to compare."
+        )
+    return "Nothing was measured yet."
+
+
+def _sure(ratio: Interval) -> str:
+    if ratio.low is None or ratio.high is None:
+        return " (one prompt, so nobody knows how surely)"
+    return f" ({ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} prompts)"
+
+
+def rated(results: Results, pair: str) -> bool:
+    """Whether prompts were answered, not texts of `--lengths` alone."""
+    return bool(trials_of(results, pair, ALL))
 
 
 def verdicts(results: Results, pair: str) -> Iterator[str]:
@@ -181,32 +230,41 @@ def _energy(results: Results, pair: str) -> Iterator[str]:
             yield f"energy of {whose}, {side}: {joules:.2f} J a token"
 
 
-def _lengths(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
+def _lengths(results: Results, pair: str, sides: Sequence[str], room: int | None) -> Iterator[str]:
+    """A line for each side, or for each side and length where those don't fit beside each other."""
     measured = contexts(results, pair)
     if not measured:
         return
     yield ""
     yield "tokens per second behind a text of so many tokens, and times plain's:"
-    table = [("SIDE", *map(str, measured))]
+    found: dict[str, list[tuple[str, str]]] = {}
     for side in sides:
-        cells = [side]
         for context in measured:
-            found = row(results, pair, side, CONTEXT, context)
-            speed = found.tokens_per_second if found else None
-            cells.append(_number(speed.median if speed else None, 1))
-            if found and found.ratio:
-                cells[-1] += f"  x {found.ratio}"
-        table.append(tuple(cells))
-    yield from columns(table)
+            one = row(results, pair, side, CONTEXT, context)
+            speed = one.tokens_per_second if one else None
+            ratio = str(one.ratio) if one and one.ratio else ""
+            found.setdefault(side, []).append((_number(speed.median if speed else None, 1), ratio))
+    table = [("SIDE", *map(str, measured))]
+    for side, parts in found.items():
+        table.append((side, *(f"{speed}  x {ratio}" if ratio else speed for speed, ratio in parts)))
+    if room is None or table_width(table) <= room:
+        yield from columns(table)
+        return
+    apart = [("SIDE", "BEHIND", "TOK/S", "OVER PLAIN (95%)")]
+    for side, parts in found.items():
+        apart += [(side, str(n), *part) for n, part in zip(measured, parts, strict=True)]
+    yield from columns(apart)
 
 
-def _peers(results: Results, pair: str, sides: Sequence[str]) -> Iterator[str]:
-    own, peers = split_sides(sides)
+def _peers(results: Results, pair: str, room: int | None) -> Iterator[str]:
+    own, peers = split_sides(results.sides(pair))
     if not peers:
         return
     yield ""
     yield "each peer at its best setting in each category, and edgespec over it (95%):"
-    yield from columns([("CATEGORY", "PEER", "BEST", "TOK/S", *own), *over_peers(results, pair)])
+    head = ("CATEGORY", "PEER", "BEST", "TOK/S", *own)
+    shown, _ = narrowed([head, *over_peers(results, pair)], ("TOK/S", PLAIN), room)
+    yield from columns(shown)
     for peer, theirs in peers.items():
         yield from left_out(with_bests(results, pair, peers), pair, own, {peer: theirs})
 

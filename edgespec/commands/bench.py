@@ -243,9 +243,9 @@ def _measure(args: argparse.Namespace, out: Path) -> int:
 def _show(results: Results, out: Path) -> int:
     from edgespec.bench import report, table
     from edgespec.console import say
-    from edgespec.terminal import printable
+    from edgespec.terminal import columns_of, printable
 
-    for line in table.lines(results):
+    for line in table.lines(results, columns_of(sys.stdout)):
         print(printable(line))
     file = out / "report.html"
     try:
