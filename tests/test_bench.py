@@ -1378,7 +1378,10 @@ def test_starting_a_process_is_no_answers_energy(monkeypatch: pytest.MonkeyPatch
             return self.spent
 
     class Stub:
-        name, started = "it", True
+        name, started, starts = "it", True, 1
+
+        def be_there(self) -> None:
+            pass
 
         def ask(self, request: dict[str, object]) -> dict[str, object]:
             return {"tokens": [1], "started": self.started}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edgespec.bench.record import Answer, Costs, Key, Pair, Record, Results, Run, Trial
+from edgespec.bench.record import Answer, Costs, Key, Pair, Record, Results, Run, Trial, as_seconds
 from edgespec.errors import ConfigError
 from edgespec.platform import lock_file
 
@@ -212,12 +212,21 @@ def _records(data: bytes, file: Path) -> Iterable[Record]:
             entry = json.loads(line.decode("utf-8"))
             cls = _KINDS[entry.pop("kind")]
             if cls is Trial:
-                entry["answers"] = [_only(Answer, answer) for answer in entry["answers"]]
+                entry["answers"] = [_answer(answer) for answer in entry["answers"]]
             yield _only(cls, entry)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ConfigError(
                 f"{file}, line {number}, is no result of edgespec bench: remove that line"
             ) from None
+
+
+def _answer(entry: dict[str, Any]) -> Answer:
+    """Raises ValueError for times of which no logarithm can be taken."""
+    for time in (entry["ttft_seconds"], entry["decode_seconds"]):
+        if time is not None:
+            as_seconds(time)
+    answer: Answer = _only(Answer, entry)
+    return answer
 
 
 def _only(cls: type[Any], entry: dict[str, Any]) -> Any:

@@ -3,8 +3,8 @@
 The protocol is Spec-Bench's (Xia et al. 2024): batch 1, by category. Caches are empty before each
 answer. The order of the sides changes from trial to trial, so that a machine that gets slower by
 the minute slows all of them alike. Invariant: what is written is one whole trial, in which only
-another program may have said that it can't answer; a measurement that was stopped goes on with the
-trials that are missing; what doesn't fit the context is refused before the first of them.
+another program's answers may be missing; a measurement that was stopped goes on with the trials
+that are missing; what doesn't fit the context is refused before the first of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from edgespec.bench.exactness import difference, parting
 from edgespec.bench.files import Writer
-from edgespec.bench.peers import Unanswered
+from edgespec.bench.peers import Gone, Unanswered
 from edgespec.bench.prompts import Prompt, long_prompt
 from edgespec.bench.record import Answer, Key, Trial
 from edgespec.bench.sides import PLAIN, RuntimeSide, Side
 from edgespec.chat import Message
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, EdgespecError
 from edgespec.runtime import Runtime
 from edgespec.sampling import GREEDY, SamplingParams
 
@@ -82,7 +82,8 @@ def measure(
     `progress` is told trials done, trials in all, what is being answered, and seconds left.
     `prepared` is what `prepare` gave. `begin` is called once all sides have shown that they can
     answer, before the first trial, or at once where none is missing. `say` is told of the first
-    prompt that another program couldn't answer.
+    prompt that another program couldn't answer. One that is gone on two prompts running ends the
+    measurement with EdgespecError, before the second is written.
     """
     prepared = prepare(runtime, plan) if prepared is None else prepared
     tasks = list(_tasks(plan))
@@ -99,12 +100,17 @@ def measure(
     if not missing:
         return
     began = clock()
+    lost: set[str] = set()  # programs that were gone on the prompt before
     for number, (place, task) in enumerate(missing):
         left = (clock() - began) / number * (len(missing) - number) if number else None
         progress(len(tasks) - len(missing) + number, len(tasks), task.category, left)
         first = prepared[task.name, task.context]
         ids = _later_turn(runtime, plan, task, done) if task.turn else first
-        trial = _trial(runtime, order(sides, place), plan, task, ids)
+        trial, gone = _trial(runtime, order(sides, place), plan, task, ids)
+        for error in gone:
+            if error.peer in lost:
+                raise EdgespecError(f"on two prompts running, {error}; the same command goes on")
+        lost = {error.peer for error in gone}
         for side, reason in trial.unanswered.items():
             if not any(side in one.unanswered for one in done.values()):
                 say(f"{side} gave no answer to {task.name}: {reason}; that is counted in the end")
@@ -210,12 +216,14 @@ def _encode(runtime: Runtime, messages: Sequence[Message]) -> list[int]:
 
 def _trial(
     runtime: Runtime, sides: Sequence[Side], plan: Plan, task: _Task, ids: list[int]
-) -> Trial:
+) -> tuple[Trial, list[Gone]]:
+    """All sides' answers in turn, and which programs were gone."""
     sampling = plan.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=sampling.seed + task.repeat)
     answers: list[Answer] = []
     unanswered: dict[str, str] = {}
+    gone: list[Gone] = []
     for side in sides:
         try:
             if task.context is not None and isinstance(side, RuntimeSide):
@@ -225,7 +233,10 @@ def _trial(
                 answers.append(side.answer(ids, plan.max_tokens, sampling))
         except Unanswered as error:
             unanswered[side.name] = str(error)
-    return Trial(
+        except Gone as error:
+            unanswered[side.name] = error.reason
+            gone.append(error)
+    trial = Trial(
         pair=plan.pair,
         prompt=task.name,
         category=task.category,
@@ -237,6 +248,7 @@ def _trial(
         context=task.context,
         unanswered=unanswered,
     )
+    return trial, gone
 
 
 def _compared(

@@ -6,6 +6,7 @@ conditions; the prompts and the sides may differ.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -23,6 +24,14 @@ def one_line(words: str) -> str:
     A path that isn't UTF-8 and a JSON text can hold such a half, which no UTF-8 file can.
     """
     return " ".join(words.encode("utf-8", "replace").decode("utf-8").split())
+
+
+def as_seconds(value: Any) -> float:
+    """How long something took; raises ValueError for less than 0, NaN and infinity."""
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError("no time that anything takes")
+    return seconds
 
 
 @dataclass(frozen=True)
