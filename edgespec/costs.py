@@ -86,6 +86,13 @@ class Costs:
         self._curves: dict[str, list[float]] = {}
         # By drafter: what a token of a read beyond the curve costs, in what the curve says of it.
         self._long_reads: dict[str, float] = {}
+        self.taken = 0.0  # when it was measured, in seconds since 1970, where anybody said so
+        self._observed: set[int] = set()
+
+    @property
+    def observed(self) -> set[str]:
+        """The lengths, as `to_json` names them, whose passes it learnt from since it was made."""
+        return {str(bucket) for bucket in self._observed}
 
     def __contains__(self, kind: str) -> bool:
         """Whether passes of this kind were measured."""
@@ -160,6 +167,7 @@ class Costs:
             return
         self._enter(length)
         state = self._states[self._bucket]
+        self._observed.add(self._bucket)
         if state.nearest is not None:
             if passes.keys() == {("check", 1)}:
                 self._lengthen(state, state.nearest, seconds)

@@ -6,6 +6,7 @@ Invariant: whatever can't work is found here, before the first token, and said i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ def make_planner(
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}
         costs = measure(target.session, sessions, check=cancel.check, on_pass=on_pass)
+        costs.taken = max(time.time(), kept.costs.taken + 1 if kept else 0.0)  # clocks go back
         planner = AdaptivePlanner(costs)
         if kept is not None:  # costs are measured again; what drafters proved to be worth stands
             planner.recall(kept.to_json())

@@ -392,6 +392,102 @@ def test_a_damaged_file_is_no_file(key: dict[str, Any], damage: Callable[[bytes]
     assert cost_store.load(key) is not None
 
 
+def measured(factor: float = 1.0, taken: float = 1.0) -> AdaptivePlanner:
+    """Freshly measured, on a machine that is slower by a factor."""
+    checks = {n: factor * seconds for n, seconds in CURVE.items()}
+    made = AdaptivePlanner(Costs({"check": checks, "model": {1: factor * 0.02, 16: factor * 0.1}}))
+    made.costs.taken = taken
+    return made
+
+
+def loaded(key: dict[str, Any]) -> AdaptivePlanner:
+    found = cost_store.load(key)
+    assert found is not None
+    return found
+
+
+def answer(made: AdaptivePlanner, length: int, four: float, rounds: int = 40) -> None:
+    """Rounds behind a text of `length`, in which a pass over four tokens takes `four` times one."""
+    plain = made.costs.expected(1, 100)
+    for _ in range(rounds):
+        made.costs.observe("check", 1, length, plain)
+        made.costs.observe("check", 4, length, four * plain)
+
+
+def batch(made: AdaptivePlanner, length: int) -> float:
+    return made.costs.expected(4, length) / made.costs.expected(1, length)
+
+
+def test_who_learnt_nothing_leaves_what_was_measured_meanwhile(key: dict[str, Any]) -> None:
+    cost_store.save(key, measured())
+    idle, other = loaded(key), loaded(key)
+    answer(other, 100, 1.5)
+    for later in (other, measured(0.5, taken=2.0)):  # what another chat learnt; what `tune` found
+        cost_store.save(key, later)
+        text = file_of(key).read_bytes()
+        cost_store.save(key, idle)
+        assert file_of(key).read_bytes() == text
+
+
+def test_costs_of_a_later_measurement_stay(key: dict[str, Any]) -> None:
+    cost_store.save(key, measured(3.0))
+    chat = loaded(key)
+    cost_store.save(key, measured(taken=2.0))
+    answer(chat, 100, 3.5)
+    answer(chat, 4000, 3.5)
+    cost_store.save(key, chat)
+    kept = loaded(key)
+    assert kept.costs.taken == 2.0
+    assert kept.costs.expected(1, 100) == pytest.approx(CURVE[1], rel=0.01)
+    assert batch(kept, 100) == pytest.approx(1.9, rel=0.01)
+    # A length that the later one doesn't know is as it was found, at the later one's pace.
+    assert batch(kept, 4000) == pytest.approx(3.5, rel=0.1)
+    assert kept.costs.expected(1, 4000) == pytest.approx(CURVE[1], rel=0.05)
+
+
+def test_two_windows_keep_what_each_learnt_of_lengths(key: dict[str, Any]) -> None:
+    cost_store.save(key, measured())
+    first, second = loaded(key), loaded(key)
+    answer(first, 4000, 3.0)
+    answer(first, 500, 3.0)
+    cost_store.save(key, first)
+    answer(second, 500, 2.5)
+    cost_store.save(key, second)
+    kept = loaded(key)
+    assert batch(kept, 4000) == pytest.approx(3.0, rel=0.1)
+    assert batch(kept, 500) == pytest.approx(2.5, rel=0.1)  # from the one that saw it last
+    assert batch(kept, 100) == pytest.approx(1.9, rel=0.1)
+    again = loaded(key)  # a length left alone is no less sure for it
+    answer(again, 100, 1.9)
+    before = json.loads(file_of(key).read_text())["costs"]["4"]["check"]["unsure"]
+    cost_store.save(key, again)
+    assert json.loads(file_of(key).read_text())["costs"]["4"]["check"]["unsure"] == before
+
+
+def test_lengths_learnt_outlive_a_new_measurement(key: dict[str, Any]) -> None:
+    cost_store.save(key, measured())
+    chat = loaded(key)
+    answer(chat, 4000, 3.0)
+    for _ in range(30):
+        chat.costs.observe_draft("model", 3, 217, 100, 0.1 + 200 * 0.001 + 0.04)
+    cost_store.save(key, chat)
+    sure = json.loads(file_of(key).read_text())["costs"]
+    new = measured(0.5, taken=2.0)
+    cost_store.save(key, new)
+    kept = loaded(key)
+    assert kept.costs.expected(1, 100) == pytest.approx(0.5 * CURVE[1], rel=0.01)
+    assert batch(kept, 4000) == pytest.approx(3.0, rel=0.1)
+    longer = chat.costs.expected(1, 4000) / chat.costs.expected(1, 100)
+    assert kept.costs.expected(1, 4000) == pytest.approx(longer * 0.5 * CURVE[1], rel=0.01)
+    stored = json.loads(file_of(key).read_text())["costs"]
+    assert stored["long_reads"] == sure["long_reads"] != {}
+    # It was found with other costs at a short text, so it is learnt anew from there.
+    unsure = kept.costs.to_json()["4"]["check"]["unsure"]
+    assert max(unsure) == pytest.approx(0.2, rel=0.5)
+    assert max(sure["4"]["check"]["unsure"]) < max(unsure)
+    assert "4" not in new.costs.to_json()  # a benchmark's planner goes by its measurement alone
+
+
 def test_a_disk_that_takes_nothing_is_no_failure(key: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "costs").write_text("a file where the folder should be")
     cost_store.save(key, planner())
