@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from edgespec.bench import charts, compare, report, table
-from edgespec.bench.beside import EACH, answered_by_all, at_best, best_side, with_bests
+from edgespec.bench.beside import EACH, answered_by_all, at_best, best_side, energy, with_bests
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Pair, Results, Run, Trial
 from edgespec.bench.stats import percentile, ratio_interval, spread, t_cdf, t_quantile
@@ -748,6 +748,21 @@ def test_energy_is_told_of_those_that_have_it_over_the_same_prompts() -> None:
     del trials[0].answers[1]
     assert "energy: no prompt was answered by all" in "".join(table.lines(made))
     assert "Energy: no prompt was answered by all" in report.render(made)
+
+
+def test_energy_leaves_out_a_prompt_that_one_side_has_no_figure_for() -> None:
+    """As the one that a server was started for; a prompt's length is in what an answer takes."""
+    told = {"a": (4200.0, None), "b": (42.0, 84.0), "c": (42.0, 84.0)}
+    trials = [
+        Trial("p", prompt, "x", 0, repeat, 9, "", [
+            answer("plain", 4.0), answer("l", 2.0, joules=ours), answer("it/a", 1.0, joules=theirs),
+            answer("it/b", 1.0)])
+        for prompt, (ours, theirs) in told.items() for repeat in (0, 1)
+    ]  # fmt: skip
+    made = results(trials, ["plain", "l", "it/a", "it/b"])
+    assert energy(made, "p") == pytest.approx({"l": 2.0, "it/a": 4.0})
+    trials[1].answers[2].joules = 84.0  # the prompt's second time it was running
+    assert energy(made, "p") == pytest.approx({"l": 4284 / 63, "it/a": 4.0})
 
 
 def test_a_category_that_is_called_like_text_lengths() -> None:

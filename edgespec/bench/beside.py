@@ -12,7 +12,16 @@ from statistics import fmean
 
 from edgespec.bench.prompts import ALL
 from edgespec.bench.record import Answer, Results, Trial
-from edgespec.bench.summary import Asked, Row, categories, pairs, row, speed_logs, trials_of
+from edgespec.bench.summary import (
+    Asked,
+    Row,
+    categories,
+    pairing,
+    pairs,
+    row,
+    speed_logs,
+    trials_of,
+)
 
 EACH = "each category's best"
 """A peer's setting that `with_bests` adds."""
@@ -161,16 +170,22 @@ def unanswered(results: Results, pair: str) -> Iterator[str]:
 
 
 def energy(results: Results, pair: str) -> dict[str, float] | None:
-    """Joules a token of the sides whose energy was told, over the prompts that all of those
-    answered; None where no side's was.
+    """Joules a token of the sides whose energy was told, over the prompts where that of all of
+    those was; None where no side's was.
     """
-    sides = [
-        side
-        for side in results.sides(pair)
-        if (found := row(results, pair, side, ALL)) and found.joules_per_token is not None
-    ]
-    told = {side: one.joules_per_token for side, one in beside(results, pair, sides, ALL).items()}
-    return {side: j for side, j in told.items() if j is not None} if sides else None
+    trials = trials_of(results, pair, ALL)
+    told: dict[str, set[Asked]] = {}
+    for side in results.sides(pair):
+        found = row(results, pair, side, ALL)
+        if found is not None and found.joules_per_token is not None:
+            answers = ((pairing(trial), trial.answer(side)) for trial in trials)
+            told[side] = {asked for asked, a in answers if a and a.joules is not None}
+    if not told:
+        return None
+    within = set.intersection(*told.values())
+    rows = {side: row(results, pair, side, ALL, within=within) for side in told}
+    joules = {side: one.joules_per_token for side, one in rows.items() if one is not None}
+    return {side: j for side, j in joules.items() if j is not None}
 
 
 def metered(results: Results, pair: str) -> str:
