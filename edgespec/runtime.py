@@ -361,7 +361,7 @@ class Runtime:
     def _encode_text(self, text: str) -> list[int]:
         tokenizer = self.target.tokenizer
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        return [*bos, *tokenizer.encode(text)]
+        return [*bos, *tokenizer.encode(text, at_start=True)]
 
     def _chat_template(self) -> ChatTemplate:
         tokenizer = self.target.tokenizer

@@ -38,12 +38,15 @@ class Tokenizer(Protocol):
     lstrip_tokens: frozenset[int]
     rstrip_tokens: frozenset[int]
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of plain text: no control token is recognised, no BOS added."""
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
+        """The ids of plain text: no control token is recognised, no BOS added.
+
+        `at_start`: the prompt begins with it, before which some models read a space.
+        """
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text; nothing for control tokens."""
+        """What a token adds to the text; nothing for control tokens, save those that part it."""
         ...
 
     def vocabulary(self) -> list[bytes]:

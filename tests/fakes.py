@@ -142,7 +142,7 @@ class ByteTokenizer:
         self.stop_ids = frozenset({257, 259})
         self.num_tokens = 260
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
         return list(text.encode())
 
     def token_bytes(self, token: int) -> bytes:
@@ -163,7 +163,7 @@ class PieceTokenizer(ByteTokenizer):
         self.stop_ids = frozenset(stop)
         self.bos_id = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
         raise AssertionError("these pieces only decode")
 
     def token_bytes(self, token: int) -> bytes:

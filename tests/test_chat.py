@@ -47,7 +47,7 @@ class ByteTokenizer:
         stripping = frozenset(self.control_tokens[t] for t in strips.split())
         self.lstrip_tokens, self.rstrip_tokens = frozenset[int](), stripping
 
-    def encode(self, text: str, *, at_start: bool = False) -> list[int]:  # noqa: ARG002
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
         return list(text.encode("utf-8"))
 
     def token_bytes(self, token: int) -> bytes:

@@ -141,7 +141,7 @@ class VocabularyOnly:
         used = range(len(self._entries)) if types is None else np.flatnonzero(types != _UNUSED)
         self.num_tokens = int(used[-1]) + 1 if len(used) else len(self._entries)
 
-    def encode(self, text: str) -> list[int]:  # noqa: ARG002
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:  # noqa: ARG002
         """Always raises."""
         self._refuse()
 

@@ -164,8 +164,11 @@ class LlamaTokenizer:
         self._unwanted = re.compile(f"(?={choices})") if choices else None
         self._pieces: dict[int, bytes] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """See `Tokenizer.encode`. Raises ModelError for a character that can't be written."""
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:  # noqa: ARG002
+        """See `Tokenizer.encode`; llama.cpp itself puts a space where one belongs.
+
+        Raises ModelError for a character that can't be written.
+        """
         self._characters.check(text)
         if self._unwanted is None:
             return self._encode(text)

@@ -7,7 +7,8 @@ Invariant: `encode` never yields a control or stop token, whatever the text says
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -27,6 +28,8 @@ _ENDS = frozenset(
 # Beside these `<|end|>` ends the part of an answer with the thoughts (gpt-oss, Solar Open).
 _PARTS = "<|end|>"
 _WHOLE = (frozenset(("<|return|>", "<|call|>")), frozenset(("<|calls|>", "<|flush|>")))
+# Where an answer has such parts, these tell which is the answer; llama.cpp shows them too.
+_SHOWN = frozenset(("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", _PARTS))
 _TAG = "</s>"  # also a tag of HTML, which some vocabularies (Gemma's) list as plain text
 
 
@@ -60,17 +63,17 @@ class OnnxTokenizer:
             # What ends a text is a control token, however it is listed; control tokens are never
             # found in plain text (`encode_special_tokens`).
             entry["special"] = bool(entry.get("special")) or token in self.stop_ids
-        try:
-            self._native = Tokenizer.from_str(json.dumps(written))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelFormatError(f"tokenizer.json of {self.name} is damaged: {error}") from error
-        self._native.encode_special_tokens = True
-        self._native.no_truncation()
-        self._native.no_padding()
         self._added = {token: str(entry["content"]) for token, entry in added.items()}
-        self._texts = {
-            i: text for text, i in self._native.get_vocab(with_added_tokens=True).items()
-        }
+        unfound = {token for token, entry in added.items() if entry["special"]} | self.stop_ids
+        hidden = _hide(written, added, unfound)
+        self._native = self._native_at_start = self._opened(written)
+        if spaces := _spaces_at_start(written):
+            for part in spaces:
+                part["prepend_scheme"] = "never"
+            self._native = self._opened(written)
+            self._native_at_start.model = self._native.model  # one copy of the vocabulary
+        entries = self._native.get_vocab(with_added_tokens=True)
+        self._texts = {i: text for text, i in entries.items()} | hidden
         highest = max((i for i in self._texts if i < vocab_size), default=-1)
         if highest < 0 or any(i >= vocab_size and i not in added for i in self._texts):
             raise ModelFormatError(
@@ -82,6 +85,8 @@ class OnnxTokenizer:
         self.control_tokens: Mapping[str, int] = {self._added[i]: i for i in sorted(special)}
         self.lstrip_tokens = frozenset(i for i in special if added[i].get("lstrip"))
         self.rstrip_tokens = frozenset(i for i in special if added[i].get("rstrip"))
+        shown = _SHOWN if _has_parts(set(self._added.values())) else frozenset()
+        self._unshown = {i for i in special if self._added[i] not in shown}
         self._byte_level, self._metaspace = _decoding(self.name, written)
         if self._metaspace:  # plain text among the added tokens, as Gemma's indentations
             self._added |= {
@@ -91,7 +96,8 @@ class OnnxTokenizer:
         self.eos_text = _text(settings.get("eos_token"))
         self.bos_text = _text(settings.get("bos_token"))
         ids = self._native.encode("", add_special_tokens=True).ids
-        bos = self._native.token_to_id(self.bos_text) if self.bos_text else None
+        named = {text: i for i, text in self._texts.items()}
+        bos = named.get(self.bos_text) if self.bos_text else None
         self.bos_id = bos if bos is not None else ids[0] if len(ids) == 1 else None
         self.add_bos = self.bos_id is not None and ids[:1] == [self.bos_id]
         if isinstance(asked := settings.get("add_bos_token"), bool):
@@ -99,11 +105,22 @@ class OnnxTokenizer:
         self.template = _template(folder, settings)
         self._pieces: dict[int, bytes] = {}
 
-    def encode(self, text: str) -> list[int]:
+    def _opened(self, written: Mapping[str, Any]) -> Tokenizer:
+        try:
+            native = Tokenizer.from_str(json.dumps(written))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelFormatError(f"tokenizer.json of {self.name} is damaged: {error}") from error
+        native.encode_special_tokens = True
+        native.no_truncation()
+        native.no_padding()
+        return native
+
+    def encode(self, text: str, *, at_start: bool = False) -> list[int]:
         """See `Tokenizer.encode`."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+        native = self._native_at_start if at_start else self._native
         try:
-            ids: list[int] = self._native.encode(clean, add_special_tokens=False).ids
+            ids: list[int] = native.encode(clean, add_special_tokens=False).ids
         except Exception as error:  # the library raises plain Exception
             raise ModelFormatError(f"tokenizer.json of {self.name} is damaged: {error}") from error
         return ids
@@ -122,7 +139,7 @@ class OnnxTokenizer:
 
     def _piece(self, token: int) -> bytes:
         text = self._texts.get(token)
-        if text is None or text in self.control_tokens:
+        if text is None or token in self._unshown:
             return b""
         if token in self._added:
             return bytes(self._added[token].encode())
@@ -143,12 +160,45 @@ def _stop_ids(
     yield from named
     ends = _ENDS if named else _ENDS | {_text(settings.get("eos_token"))}
     texts = {entry["content"] for entry in added.values()}
-    if any(whole <= texts for whole in _WHOLE):
+    if _has_parts(texts):
         ends -= {_PARTS}
     for i, entry in added.items():
         tag = entry["content"] == _TAG and named and not entry.get("special")
         if entry["content"] in ends and not tag:
             yield i
+
+
+def _has_parts(texts: set[str]) -> bool:
+    """Whether answers come in parts that `_PARTS` ends, thoughts among them."""
+    return any(whole <= texts for whole in _WHOLE)
+
+
+def _hide(
+    written: Mapping[str, Any], added: Mapping[int, dict[str, Any]], tokens: Collection[int]
+) -> dict[int, str]:
+    """Rename `tokens` where plain text would be searched for them; what they were called, by id.
+
+    A Unigram model looks for all its entries. SentencePiece leaves control tokens out, for which
+    tokenizer.json has no word, so they are called what nobody can have written.
+    """
+    entries = written["model"]["vocab"]
+    texts: dict[int, str] = {}
+    if isinstance(entries, list):  # a Unigram model's
+        secret = secrets.token_hex()
+        for token in tokens:
+            if 0 <= token < len(entries):
+                texts[token] = str(entries[token][0])
+                entries[token][0] = f"{secret} {token}"
+                if token in added:
+                    added[token]["content"] = entries[token][0]
+    return texts
+
+
+def _spaces_at_start(written: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What puts a space before the text that begins a prompt, and before no other stretch of it."""
+    whole = written.get("pre_tokenizer") or {}
+    parts = whole.get("pretokenizers") or [whole]
+    return [part for part in parts if part.get("prepend_scheme") == "first"]
 
 
 def _template(folder: OnnxFolder, settings: Mapping[str, Any]) -> str | None:

@@ -156,8 +156,11 @@ def encode_chat(
             raise
         text, marker = template._render(folded, variables, control)
     ids: list[int] = []
-    for segment in _segments(text, tokenizer, marker):
-        ids.extend(tokenizer.encode(segment) if isinstance(segment, str) else [segment])
+    for index, segment in enumerate(_segments(text, tokenizer, marker)):
+        if isinstance(segment, str):
+            ids.extend(tokenizer.encode(segment, at_start=index == 0))
+        else:
+            ids.append(segment)
     bos = tokenizer.bos_id
     if bos is not None:
         while ids[:2] == [bos, bos]:
