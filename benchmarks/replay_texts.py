@@ -34,10 +34,10 @@ from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import FIRST, NEAR, left_out
-from edgespec.planner import FixedPlanner, Outcome, Planner
+from edgespec.planner import FixedPlanner, Outcome, Planner, Seconds
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix
-from edgespec.verify import Draft
+from edgespec.verify import Draft, Verdict
 
 TEXTS = Path(__file__).parent / "texts" / "qwen-coder.jsonl.gz"
 NOISE = 0.08
@@ -220,7 +220,7 @@ class Game:
             rows[: len(gaps), 0] = gaps
             follows = int(text.tokens[at + stood]) if at + stood < end else END
             spent = drafted - began, self._clock - drafted
-            planner.observe(Outcome(draft, stood, follows, *spent, at, rows))
+            planner.observe(Outcome(draft, Verdict(stood, follows), Seconds(*spent), at, rows))
             at += stood + 1
         return self.cost, float(self._check[1]) * (end - text.prompt - 1)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgespec.logprobs import LogprobsRequest as LogprobsRequest
     from edgespec.logprobs import TokenLogprobs as TokenLogprobs
     from edgespec.planner import FixedPlanner as FixedPlanner
+    from edgespec.planner import Outcome as Outcome
     from edgespec.planner import Planner as Planner
     from edgespec.planner import PlannerStatus as PlannerStatus
     from edgespec.runtime import Runtime as Runtime
@@ -52,6 +53,7 @@ _HOMES = {
     "LogprobsRequest": "logprobs",
     "Message": "chat",
     "Model": "session",
+    "Outcome": "planner",
     "Planner": "planner",
     "PlannerStatus": "planner",
     "Result": "generation",

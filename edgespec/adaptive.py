@@ -155,18 +155,18 @@ class AdaptivePlanner:
         # To be parked costs next to nothing, so not every plain round is learnt from then.
         often = not parking.parked or parking.every > 1 or self._plain_rounds % 4 == 0
         if not draft and often:
-            self.costs.observe("check", 1, length, outcome.check_seconds)
+            self.costs.observe("check", 1, length, outcome.seconds.check)
         plain = self.costs.seconds("check", 1, length)
         seconds = self.costs.seconds("check", len(draft) + 1, length)
         reckoned, expected = self._judge_models(outcome)
         self._count(len(came), (seconds + reckoned) / plain)
         # A round in which the program was held up says nothing of drafting.
-        real = outcome.draft_seconds + outcome.check_seconds
+        real = outcome.seconds.draft + outcome.seconds.check
         self._took(min(real, _HELD_UP * (seconds + expected)) / plain, outcome, plain)
         answer.length = length + len(came)
         first, answer.looked = not answer.looked, True
         if draft:
-            self.costs.observe("check", len(draft) + 1, length, outcome.check_seconds)
+            self.costs.observe("check", len(draft) + 1, length, outcome.seconds.check)
             parking.drafted()
             answer.drafted = draft
             if self._seen is not None:  # what it owed it has read
@@ -174,7 +174,7 @@ class AdaptivePlanner:
             return
         # The first look of an answer takes in its whole prompt, and says nothing of the others.
         if not first and here.asked is None:
-            parking.looked(outcome.draft_seconds / plain)
+            parking.looked(outcome.seconds.draft / plain)
         self._reference_credit = 0.0  # it shows what a plain round costs
         self._plain_rounds += 1
         parking.went_plain()
@@ -184,11 +184,11 @@ class AdaptivePlanner:
         a long read and with it.
         """
         here, models, length = self._round, self._known.models, outcome.length
-        draft, stood, asked = outcome.draft, outcome.num_accepted, here.asked
+        draft, stood, asked = outcome.draft, outcome.verdict.num_accepted, here.asked
         certainty = top2_gap(outcome.rows[0]) if models else 0.0
         drawn = len(draft) - draft.copied
         # Behind a token that nothing followed, the draft wasn't judged.
-        judged = drawn if outcome.next_token is not None else min(stood, drawn)
+        judged = drawn if outcome.verdict.next_token is not None else min(stood, drawn)
         if draft.copied and stood >= drawn:
             judge(self._known.match(here.copied.drafter), here.copied, outcome.tokens[drawn:])
         for (name, near), model in models.items():
@@ -209,7 +209,7 @@ class AdaptivePlanner:
         short = self.costs.draft(name, steps, min(2, owed), length)
         whole = self.costs.draft(name, steps, owed, length)
         if draft:
-            self.costs.observe_draft(name, steps, owed, length, outcome.draft_seconds)
+            self.costs.observe_draft(name, steps, owed, length, outcome.seconds.draft)
         return short, whole
 
     def _able(self, drafters: Mapping[str, Drafter]) -> Mapping[str, Drafter]:
@@ -300,7 +300,7 @@ class AdaptivePlanner:
         """Take in a round's time in plain rounds, `plain` being the seconds of one; choosing its
         tokens comes on top.
         """
-        choosing = outcome.sample_seconds / plain
+        choosing = outcome.seconds.sample / plain
         choosing = min(choosing, _HELD_UP * len(outcome.tokens))
         self._answer.choosing += choosing
         self._answer.spent += time + choosing

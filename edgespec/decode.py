@@ -11,52 +11,63 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
 
 from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs, token_logprobs
-from edgespec.planner import Outcome, Planner
+from edgespec.planner import NO_TIME, Outcome, Planner, Seconds
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Logits, TokenBuffer
 from edgespec.text import Cut, FinishReason
 from edgespec.verify import (
     NO_DRAFT,
+    NOTHING,
     Draft,
+    Origin,
     Verdict,
     checked,
     verify_choices,
     verify_rejection,
 )
 
-Origin = Literal["accepted", "recovered", "bonus", "plain"]
-"""Where a token came from: an accepted draft token, the replacement of a rejected one, the extra
-token behind a fully accepted draft, or a round in which nothing was drafted."""
-
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and one check: the tokens that were committed, and what it cost in seconds.
+    """One draft and one check: the tokens that were committed, and what it cost.
 
+    `tokens` are the first of those that `verdict` brought: the text may end before the others.
     `fed` is how many tokens went through the target: the uncached prompt or one, and the draft.
-    `accepted` draft tokens were right, also where the text was cut before them; `rejected` says
-    that the target replaced the one behind them.
-    `sample_seconds` went into choosing tokens from the target's rows.
+    `total_seconds` is the whole round, committing included; `seconds` its parts.
     """
 
-    tokens: tuple[int, ...]
-    origins: tuple[Origin, ...]
-    drafter: str = ""
+    tokens: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
+    verdict: Verdict = NOTHING
     fed: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    rejected: bool = False
-    draft_seconds: float = 0.0
-    check_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    seconds: float = 0.0
+    seconds: Seconds = NO_TIME
+    total_seconds: float = 0.0
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where each of its tokens came from."""
+        return self.verdict.origins(self.draft)[: len(self.tokens)]
+
+    @property
+    def drafted(self) -> int:
+        """Tokens in its draft."""
+        return len(self.draft)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were right, also where the text was cut before them."""
+        return self.verdict.num_accepted
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the target replaced a draft token."""
+        return self.accepted < self.drafted and self.verdict.next_token is not None
 
 
 def decode(
@@ -79,64 +90,47 @@ def decode(
     """
     reason = cut(()).reason
     if reason is not None:
-        yield Round((), (), finish_reason=reason)
+        yield Round(finish_reason=reason)
         return
     target.align(tokens.view)
     planner.begin(len(tokens))
     for drafter in drafters.values():
         drafter.begin(len(tokens))
-    first = True
+    drafting = False  # in the prompt's round nobody drafts, and nobody learns
     while reason is None:
         began = perf_counter()
         pending = len(tokens) - target.length  # the whole prompt at first, then the newest token
         room = target.room - pending
         if room < 0:
-            yield Round((), (), finish_reason="context")
+            yield Round(finish_reason="context")
             return
         if left is not None:
             room = min(room, left() - 1)  # a check brings one token more than was drafted
-        draft = NO_DRAFT if first else planner.draft(drafters, tokens.view, room, sampler)
+        draft = planner.draft(drafters, tokens.view, room, sampler) if drafting else NO_DRAFT
         draft = checked(draft, room, sampler.width)
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()
         verdict = verify(rows, draft, sampler, len(tokens), target.name)
         chosen_at = perf_counter()
-        if not first:
-            planner.observe(
-                Outcome(
-                    draft,
-                    verdict.num_accepted,
-                    verdict.next_token,
-                    draft_seconds=drafted_at - began,
-                    check_seconds=checked_at - drafted_at,
-                    length=len(tokens),
-                    rows=rows[:, : sampler.width],
-                    sample_seconds=chosen_at - checked_at,
-                )
-            )
+        seconds = Seconds(drafted_at - began, checked_at - drafted_at, chosen_at - checked_at)
+        if drafting:
+            seen = rows[:, : sampler.width]
+            planner.observe(Outcome(draft, verdict, seconds, len(tokens), seen))
         new = verdict.tokens(draft)
         asked = token_logprobs(rows, new, sampler, logprobs, model=target.name) if logprobs else ()
         keep, reason = commit(target, tokens, new, sampler, cut)
-        done = perf_counter()
-
-        origins = round_origins(draft, verdict)
         yield Round(
             new[:keep],
-            origins[:keep],
-            drafter=draft.drafter,
+            draft,
+            verdict,
             fed=pending + len(draft),
-            drafted=len(draft),
-            accepted=verdict.num_accepted,
-            rejected=verdict.num_accepted < len(draft) and verdict.next_token is not None,
-            draft_seconds=drafted_at - began,
-            check_seconds=checked_at - drafted_at,
-            sample_seconds=chosen_at - checked_at,
-            seconds=done - began,
+            seconds=seconds,
+            total_seconds=perf_counter() - began,
             finish_reason=reason,
             logprobs=asked[:keep],
         )
-        first = False
+        drafting = True
 
 
 def check(target: CachedSession, tokens: TokenBuffer, draft: Draft) -> Logits:
@@ -182,13 +176,3 @@ def commit(
     sampler.commit(new[:keep])
     target.cut(len(tokens) - 1)
     return keep, stands.reason
-
-
-def round_origins(draft: Draft, verdict: Verdict) -> tuple[Origin, ...]:
-    """The origin of each token that a round brought."""
-    if not draft:
-        return ("plain",)
-    origins: list[Origin] = ["accepted"] * verdict.num_accepted
-    if verdict.next_token is not None:
-        origins.append("bonus" if verdict.num_accepted == len(draft) else "recovered")
-    return tuple(origins)

@@ -15,7 +15,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from edgespec.decode import Origin, Round, decode
+from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.errors import Busy, Cancelled, EdgespecError, ModelError
 from edgespec.logprobs import LogprobsRequest, TokenLogprobs
@@ -26,6 +26,7 @@ from edgespec.sampling import Sampler, SamplingParams
 from edgespec.session import CachedSession, CancelFlag, TokenBuffer
 from edgespec.text import FinishReason, TextStream
 from edgespec.tokenizer import Tokenizer
+from edgespec.verify import Origin
 
 DEFAULT_MAX_TOKENS = 1024
 """The longest answer where none is asked for; small models can go on forever."""
@@ -374,13 +375,13 @@ class _Answer:
             counters.cached_tokens = counters.prompt_tokens - step.fed if step.fed else 0
         else:
             counters.rounds += step.fed > 0  # a context found full is no round
-            counters.decode_seconds += step.seconds
-            counters.draft_seconds += step.draft_seconds
-            counters.check_seconds += step.check_seconds
-            counters.sample_seconds += step.sample_seconds
+            counters.decode_seconds += step.total_seconds
+            counters.draft_seconds += step.seconds.draft
+            counters.check_seconds += step.seconds.check
+            counters.sample_seconds += step.seconds.sample
             if step.drafted:
                 counters.add_draft(
-                    step.drafter, step.drafted, step.accepted, rejected=step.rejected
+                    step.draft.drafter, step.drafted, step.accepted, rejected=step.rejected
                 )
         counters.tokens = self._length
         counters.ended = step.finish_reason == "end"

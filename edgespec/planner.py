@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.drafters import Drafter
 from edgespec.errors import ConfigError
@@ -18,30 +18,37 @@ from edgespec.session import Logits, TokenIds
 from edgespec.verify import NO_DRAFT, Draft, Verdict, checked
 
 
+class Seconds(NamedTuple):
+    """What the parts of a round took: its draft, its check, and choosing tokens from the rows."""
+
+    draft: float
+    check: float
+    sample: float = 0.0
+
+
+NO_TIME = Seconds(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a round: the draft, how much of it stood, what followed, and what it cost.
+    """What came of a round: the draft, how much of it stood and what followed, and what it cost.
 
-    `next_token` is None behind a draft token that ended the text, and before a row with nothing to
-    choose from; what was drafted behind it wasn't judged.
-    `rows` are the target's logits (k+1, V) of the round, valid during `observe` only; `length` is
-    that of the text before the round. `sample_seconds` went into choosing tokens from the rows,
-    which plain decoding does as well.
+    Behind a draft token that ended the text, and before a row with nothing to choose from, nothing
+    followed; what was drafted behind it wasn't judged.
+    `length` is that of the text before the round. `rows` are the target's logits (k+1, V), valid
+    during `observe` only. What sampling took plain decoding takes as well.
     """
 
     draft: Draft
-    num_accepted: int
-    next_token: int | None
-    draft_seconds: float
-    check_seconds: float
+    verdict: Verdict
+    seconds: Seconds
     length: int
     rows: Logits
-    sample_seconds: float = 0.0
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """What the round brought."""
-        return Verdict(self.num_accepted, self.next_token).tokens(self.draft)
+        return self.verdict.tokens(self.draft)
 
 
 @dataclass(frozen=True)

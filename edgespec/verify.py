@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from edgespec.categorical import Categorical
 from edgespec.errors import ConfigError, NumericalError
+
+Origin = Literal["accepted", "recovered", "bonus", "plain"]
+"""Where a token came from: an accepted draft token, the replacement of a rejected one, the extra
+token behind a fully accepted draft, or a round in which nothing was drafted."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,19 @@ class Verdict:
         """What a round brings: the draft tokens that stand, and what follows them."""
         follows = () if self.next_token is None else (self.next_token,)
         return (*draft.tokens[: self.num_accepted], *follows)
+
+    def origins(self, draft: Draft) -> tuple[Origin, ...]:
+        """The origin of each of these tokens."""
+        if not draft:
+            return ("plain",)
+        origins: list[Origin] = ["accepted"] * self.num_accepted
+        if self.next_token is not None:
+            origins.append("bonus" if self.num_accepted == len(draft) else "recovered")
+        return tuple(origins)
+
+
+NOTHING = Verdict(0, None)
+"""Of a round that wasn't made."""
 
 
 def verify_choices(

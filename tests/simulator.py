@@ -20,8 +20,8 @@ from edgespec.costs import POINTS, READS, Costs
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LONGEST_MATCH
 from edgespec.drafters.model import left_out
-from edgespec.planner import Outcome, Planner
-from edgespec.verify import NO_DRAFT, Draft
+from edgespec.planner import Outcome, Planner, Seconds
+from edgespec.verify import NO_DRAFT, Draft, Verdict
 
 Array = npt.NDArray[Any]
 LONGEST = 32
@@ -126,6 +126,7 @@ class Text:
     gaps: Array  # (n,) of the target
     answers: tuple[tuple[int, int], ...]  # prompt length, tokens
     rate: Array = field(repr=False)  # (n,) the model drafter's mean acceptance
+    turns: bool = False  # of one conversation: each prompt begins with all that came before
 
 
 Process = Callable[[np.random.Generator, int], tuple[Array, Array]]
@@ -171,9 +172,14 @@ def make_text(
     answers: Sequence[tuple[int, int]] = ((90, 128),) * 12,
     informed: float = 0.7,
     certain: float = 0.7,
+    turns: bool = False,
 ) -> Text:
     """Draw a text; `informed` and `certain` say how much the drafter's and the target's certainty
-    tell about acceptance, 0 for nothing."""
+    tell about acceptance, 0 for nothing. With `turns` the answers are those of one conversation.
+    """
+    ends = [0, *(prompt + tokens for prompt, tokens in answers)]
+    if turns and any(prompt < end for (prompt, _), end in zip(answers, ends, strict=False)):
+        raise ValueError("a turn's prompt is longer than all that came before")
     n = sum(tokens for _, tokens in answers) + LONGEST + 1
     rate, copying = process(rng, n)
     chance = rng.beta(1.5 * rate, 1.5 * (1 - rate))  # of each token, around the mean
@@ -198,6 +204,7 @@ def make_text(
         gap(certain),
         tuple(answers),
         rate,
+        turns,
     )
 
 
@@ -295,8 +302,8 @@ class Game:
         zeros = np.zeros(1 << 14, np.int32)
         sampler: Any = SimpleNamespace(width=1 << 31)  # any id will do
         for prompt, tokens in self.text.answers:
+            self.agreed = min(self.agreed, self.length) if self.text.turns else 0
             end, self.length = self.at + tokens, prompt
-            self.agreed = 0
             planner.begin(self.length)
             for drafter in drafters.values():
                 drafter.begin(self.length)
@@ -309,7 +316,9 @@ class Game:
                 stood = (*draft.tokens, 1).index(1)
                 rows = np.zeros((k + 1, 2), np.float32)
                 rows[:, 0] = self.text.gaps[at : at + k + 1]
-                planner.observe(Outcome(draft, stood, 0, drafted, seconds, self.length, rows))
+                planner.observe(
+                    Outcome(draft, Verdict(stood, 0), Seconds(drafted, seconds), self.length, rows)
+                )
                 self.agreed = self.length + stood
                 self.at = min(at + stood + 1, end)
                 self.length += self.at - at
@@ -329,9 +338,10 @@ def fixed_rounds(machine: Machine, text: Text, name: str, lookahead: int) -> dic
     runs = _runs(right)
     half = (len(right) - LONGEST) // 2
     check = [[machine.check_cost(k + 1, late) for k in range(LONGEST)] for late in (False, True)]
-    costs, at = {}, 0
+    costs, at, owed, length = {}, 0, 0, 0
     for prompt, tokens in text.answers:
-        end, owed = at + tokens, prompt
+        end, owed = at + tokens, owed + prompt - length if text.turns else prompt
+        length = prompt + tokens
         while at < end:
             late, k = at >= half, lookahead
             if name == "lookup" and not sure[at]:

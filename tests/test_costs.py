@@ -19,8 +19,9 @@ from edgespec.confidence import MATCH_PRIOR, Outlook
 from edgespec.costs import READS, Costs, measure
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.planner import Outcome
+from edgespec.planner import Outcome, Seconds
 from edgespec.sampling import GREEDY, Sampler
+from edgespec.verify import Verdict
 
 CURVE = {1: 0.10, 2: 0.16, 3: 0.21, 4: 0.19, 5: 0.34, 6: 0.45, 8: 0.70, 12: 1.10}
 
@@ -52,7 +53,9 @@ def planner() -> AdaptivePlanner:
         some = {name: d for name, d in drafters.items() if k >= 5 or name == "model"}
         draft = made.draft(some, text, 100, Sampler(GREEDY, 8))
         rows = np.zeros((len(draft) + 1, 8), np.float32)
-        made.observe(Outcome(draft, 0, 0, 0.02, 0.1 + 0.05 * len(draft), len(text), rows))
+        made.observe(
+            Outcome(draft, Verdict(0, 0), Seconds(0.02, 0.1 + 0.05 * len(draft)), len(text), rows)
+        )
     return made
 
 

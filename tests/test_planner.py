@@ -39,11 +39,11 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.experience import Experience, ModelRates
 from edgespec.parking import Parking
-from edgespec.planner import FixedPlanner, Outcome
+from edgespec.planner import FixedPlanner, Outcome, Seconds
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CachedSession, TokenBuffer
 from edgespec.text import TextStream
-from edgespec.verify import NO_DRAFT, Draft, verify_rejection
+from edgespec.verify import NO_DRAFT, Draft, Verdict, verify_rejection
 from edgespec.worth import Choices
 
 BOTH = ("lookup", "model")
@@ -310,7 +310,9 @@ def test_to_find_out_what_the_end_of_a_prompt_is_worth_costs_little(
             check = costs.seconds("check", len(draft) + 1, length)
             rows = np.zeros((len(draft) + 1, 4), np.float32)
             rows[:, 0] = 5.0
-            planner.observe(Outcome(draft, stood, 3, seconds, check, length, rows))
+            planner.observe(
+                Outcome(draft, Verdict(stood, 3), Seconds(seconds, check), length, rows)
+            )
             spent += seconds + check
             plain += (stood + 1) * costs.seconds("check", 1, length)
             length += stood + 1
@@ -326,7 +328,7 @@ def test_what_was_owed_is_no_longer_told_once_it_is_read() -> None:
     draft = planner.draft({"model": drafter}, text_of(271), 1000, Sampler(GREEDY, 4))
     assert "read 270 tokens first" in planner.status().reason
     rows = np.zeros((len(draft) + 1, 4), np.float32)
-    planner.observe(Outcome(draft, len(draft), 3, 1.0, 0.2, 271, rows))
+    planner.observe(Outcome(draft, Verdict(len(draft), 3), Seconds(1.0, 0.2), 271, rows))
     assert planner.status().drafter == "model"
     assert "first" not in planner.status().reason
 
@@ -342,7 +344,9 @@ def test_what_a_drafter_is_worth_is_learnt_apart_where_it_knows_the_end_alone(
         rows = np.zeros((len(draft) + 1, 4), np.float32)
         rows[:, 0] = 5.0  # a text of which the target is sure
         came = len(draft) if stands else 0
-        planner.observe(Outcome(draft, came, 3, 0.02 * len(draft), 0.15, length, rows))
+        planner.observe(
+            Outcome(draft, Verdict(came, 3), Seconds(0.02 * len(draft), 0.15), length, rows)
+        )
     assert all(drafter.asked_near)
     rates = planner._known.models
     assert (rates["model", True].outlook.rate > 0.9) == stands
@@ -368,7 +372,7 @@ def test_a_parked_model_is_probed_though_a_lookup_guesses_too() -> None:
         draft = planner.draft(drafters, tokens, 1000, Sampler(GREEDY, 16))
         rows = np.zeros((len(draft) + 1, 16), np.float32)
         seconds = 0.1 + 0.1 * len(draft)
-        planner.observe(Outcome(draft, 0, 0, 0.02, seconds, len(tokens), rows))
+        planner.observe(Outcome(draft, Verdict(0, 0), Seconds(0.02, seconds), len(tokens), rows))
         if draft.drafter == "model":
             probes.append(k)
     late = [k for k in probes if k > 500]
@@ -421,7 +425,9 @@ def test_what_a_model_drew_is_continued_with_words_that_came_before() -> None:
         drawn = 0 if draft.drafter == "lookup" else len(draft) - draft.copied
         drafting = planner.costs.draft("model", drawn, 1, 64) if drawn else 0.0
         check = planner.costs.expected(len(draft) + 1, 64)
-        planner.observe(Outcome(draft, stood, coming[stood], drafting, check, len(text), rows))
+        planner.observe(
+            Outcome(draft, Verdict(stood, coming[stood]), Seconds(drafting, check), len(text), rows)
+        )
         return draft
 
     for _ in range(20):  # copying is found to work
@@ -481,7 +487,9 @@ def test_parked_it_looks_seldom_where_looking_is_dear(looking: float, most: int)
         check = planner.costs.expected(len(draft) + 1, length)
         rows = np.zeros((len(draft) + 1, 2), np.float32)
         follows = int(text[min(length + len(draft), len(text) - 1)])
-        planner.observe(Outcome(draft, len(draft), follows, seconds, check, length, rows))
+        planner.observe(
+            Outcome(draft, Verdict(len(draft), follows), Seconds(seconds, check), length, rows)
+        )
         drafts += bool(draft)
     assert drafts >= 3  # what there is to copy is found soon all the same
 
@@ -609,7 +617,7 @@ def test_why_it_parked_is_still_known_after_an_answer_that_met_its_limit() -> No
     before = planner.status().reason
     assert planner.draft({"model": Asked(1)}, text_of(50), 0, Sampler(GREEDY, 4)) == NO_DRAFT
     rows = np.zeros((1, 4), np.float32)
-    planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, 0.1, 50, rows))
+    planner.observe(Outcome(NO_DRAFT, Verdict(0, 1), Seconds(0.0, 0.1), 50, rows))
     assert planner.status().reason == before != "no drafter has a guess"
 
 
@@ -620,7 +628,9 @@ def test_a_long_read_that_is_not_worth_it_is_named() -> None:
     for _ in range(12):
         draft = planner.draft({"model": drafter}, text_of(50), 1, Sampler(GREEDY, 4))
         assert draft == NO_DRAFT
-        planner.observe(Outcome(draft, 0, 1, 0.0, 0.1, 50, np.zeros((1, 4), np.float32)))
+        planner.observe(
+            Outcome(draft, Verdict(0, 1), Seconds(0.0, 0.1), 50, np.zeros((1, 4), np.float32))
+        )
     reason = planner.status().reason
     assert "no more" not in reason and "but it would have to read 16 tokens first" in reason
 
@@ -638,7 +648,7 @@ def test_a_drafter_without_confidences_is_judged_by_what_stood() -> None:
         check = planner.costs.expected(len(draft) + 1, 50)
         drafting = planner.costs.draft("model", len(draft), 1, 50) if draft else 0.0
         rows = np.zeros((len(draft) + 1, 4), np.float32)
-        planner.observe(Outcome(draft, len(draft), 0, drafting, check, 50, rows))
+        planner.observe(Outcome(draft, Verdict(len(draft), 0), Seconds(drafting, check), 50, rows))
         sizes.append(len(draft))
     assert min(sizes[-10:]) > 0  # all of it stood, so it isn't parked
 
@@ -665,7 +675,7 @@ def answer(
         drafting = costs.draft("model", len(draft), 1, length) if draft else 0.0
         check = costs.seconds("check", len(draft) + 1, length)
         rows = np.zeros((len(draft) + 1, 4), np.float32)
-        planner.observe(Outcome(draft, 0, 1, drafting, check, length, rows))
+        planner.observe(Outcome(draft, Verdict(0, 1), Seconds(drafting, check), length, rows))
         lost.append((drafting + check) / costs.seconds("check", 1, length) - 1)
     return lost
 
@@ -696,7 +706,11 @@ def test_a_round_in_which_the_program_was_held_up_hardly_counts() -> None:
     for k in range(100):
         draft = planner.draft({}, text_of(91 + k), 1000, Sampler(GREEDY, 4))
         seconds = 2000 * plain if k == 50 else plain
-        planner.observe(Outcome(draft, 0, 0, 0.0, seconds, 91 + k, np.zeros((1, 4), np.float32)))
+        planner.observe(
+            Outcome(
+                draft, Verdict(0, 0), Seconds(0.0, seconds), 91 + k, np.zeros((1, 4), np.float32)
+            )
+        )
     assert planner.status().gain == pytest.approx(1.0, abs=0.1)
 
 
@@ -707,7 +721,7 @@ def test_the_first_answer_behind_a_long_text_is_measured_by_what_plain_costs_the
     for k in range(6):
         planner.draft({}, text_of(8001 + k), 1000, Sampler(GREEDY, 4))
         rows = np.zeros((1, 4), np.float32)
-        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0, seconds, 8001 + k, rows))
+        planner.observe(Outcome(NO_DRAFT, Verdict(0, 0), Seconds(0.0, seconds), 8001 + k, rows))
     assert planner.status().gain == pytest.approx(1.0, abs=0.1)
 
 
@@ -727,7 +741,9 @@ def test_a_model_that_has_no_guess_is_soon_left_alone() -> None:
         seconds = planner.costs.seconds("check", 1, length)
         rows = np.zeros((1, 4), np.float32)
         rows[:, 0] = 9.0  # the target is sure of itself: else it would be worth asking
-        planner.observe(Outcome(draft, 0, 0, 0.1 * seconds, seconds, length, rows))
+        planner.observe(
+            Outcome(draft, Verdict(0, 0), Seconds(0.1 * seconds, seconds), length, rows)
+        )
         asked.append(len(drafter.sizes) - before)
     assert sum(asked[:100]) > 0 and sum(asked[100:]) <= 30
 
@@ -747,7 +763,7 @@ def test_a_model_that_failed_is_left_alone_and_thought_no_worse_of() -> None:
         assert not planner.draft({"model": drafter}, text_of(51 + k), 999, Sampler(GREEDY, 4))
         seconds = planner.costs.seconds("check", 1, 51 + k)
         rows = np.zeros((1, 4), np.float32)
-        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0, seconds, 51 + k, rows))
+        planner.observe(Outcome(NO_DRAFT, Verdict(0, 0), Seconds(0.0, seconds), 51 + k, rows))
     assert len(drafter.sizes) == 1
     assert planner.to_json()["models"] == before
 
@@ -793,7 +809,9 @@ def test_the_gain_counts_what_a_model_read_before_it_failed() -> None:
     for k in range(20):
         planner.draft({"model": drafter}, text_of(501 + k), 999, Sampler(GREEDY, 4))
         rows = np.zeros((1, 4), np.float32)
-        planner.observe(Outcome(NO_DRAFT, 0, 0, 0.0 if k else reading, plain, 501 + k, rows))
+        planner.observe(
+            Outcome(NO_DRAFT, Verdict(0, 0), Seconds(0.0 if k else reading, plain), 501 + k, rows)
+        )
     assert planner.status().gain == pytest.approx(20 / (20 + reading / plain), rel=0.05)
 
 
@@ -803,7 +821,7 @@ def test_a_draft_of_the_answer_before_isnt_shown() -> None:
         planner.begin(90)
         draft = planner.draft({"model": Asked(1)}, text_of(91), 9, Sampler(GREEDY, 4))
         rows = np.zeros((len(draft) + 1, 4), np.float32)
-        planner.observe(Outcome(draft, len(draft), 1, 0.1, 0.1, 91, rows))
+        planner.observe(Outcome(draft, Verdict(len(draft), 1), Seconds(0.1, 0.1), 91, rows))
         assert planner.status().drafter == "model" and planner.status().lookahead == len(draft)
         planner.begin(90)
         assert (planner.status().drafter, planner.status().lookahead) == ("", 0)
@@ -832,9 +850,12 @@ def test_the_gain_is_that_of_the_answer() -> None:
         planner.draft({"model": drafter}, text_of(length), 4, Sampler(GREEDY, 4))
         costs = planner.costs
         outcome = Outcome(
-            Draft((0,) * 4, None, "model", (9.5,) * 4), 4, 1, costs.draft("model", 4, 1, length),
-            costs.seconds("check", 5, length), length, np.zeros((5, 4), np.float32),
-        )  # fmt: skip
+            Draft((0,) * 4, None, "model", (9.5,) * 4),
+            Verdict(4, 1),
+            Seconds(costs.draft("model", 4, 1, length), costs.seconds("check", 5, length)),
+            length,
+            np.zeros((5, 4), np.float32),
+        )
         planner.observe(outcome)
     gain = planner.status().gain
     assert gain is not None and gain > 1.5
@@ -854,17 +875,23 @@ def test_the_gain_counts_what_it_takes_to_choose_tokens() -> None:
             check = planner.costs.expected(5, 100)
             drafting = planner.costs.draft("model", 4, 1, 100)
             sample = 5 * choosing * planner.costs.seconds("check", 1, 100)
-            planner.observe(Outcome(draft, 4, 1, drafting, check, 100, rows, sample))
+            planner.observe(
+                Outcome(draft, Verdict(4, 1), Seconds(drafting, check, sample), 100, rows)
+            )
         gains.append(planner.status().gain)
     without, gain = gains
     assert without > 1.3
     assert gain == pytest.approx((1 + 0.5) / (1 / without + 0.5), rel=0.02)
     planner._round.looks = False  # parked, it doesn't look; what is chosen counts all the same
     for _ in range(100):
-        planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, plain, 100, rows[:1], 0.5 * plain))
+        planner.observe(
+            Outcome(NO_DRAFT, Verdict(0, 1), Seconds(0.0, plain, 0.5 * plain), 100, rows[:1])
+        )
     whole = 200 * (1 / without + 0.5) + 100 * 1.5
     assert planner.status().gain == pytest.approx(1.5 * 300 / whole, rel=0.02)
-    planner.observe(Outcome(NO_DRAFT, 0, 1, 0.0, plain, 100, rows[:1], 9000 * plain))  # held up
+    planner.observe(
+        Outcome(NO_DRAFT, Verdict(0, 1), Seconds(0.0, plain, 9000 * plain), 100, rows[:1])
+    )  # held up
     assert planner.status().gain == pytest.approx(1.5 * 300 / whole, rel=0.03)
 
 
@@ -898,7 +925,7 @@ def test_indexing_a_long_prompt_isnt_taken_for_what_a_look_costs() -> None:
         planner.draft({"lookup": LookupDrafter()}, text_of(5001 + k), 9, Sampler(GREEDY, 4))
         looking = plain if k == 0 else 0.0
         rows = np.zeros((1, 4), np.float32)
-        planner.observe(Outcome(NO_DRAFT, 0, 3, looking, plain, 5001 + k, rows))
+        planner.observe(Outcome(NO_DRAFT, Verdict(0, 3), Seconds(looking, plain), 5001 + k, rows))
     assert planner._parking.every == 1
 
 
@@ -925,7 +952,7 @@ def test_what_was_drafted_behind_the_end_of_a_text_was_no_miss(near: bool) -> No
     assert len(draft) > 2
     before = planner._known.model("model").outlook.rate
     rows = np.zeros((len(draft) + 1, 4), np.float32)
-    planner.observe(Outcome(draft, 1, None, 0.02 * len(draft), 0.15, 901, rows))
+    planner.observe(Outcome(draft, Verdict(1, None), Seconds(0.02 * len(draft), 0.15), 901, rows))
     assert planner._known.model("model").outlook.rate > before
 
 

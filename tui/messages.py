@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 Origin = Literal["accepted", "recovered", "bonus", "plain"]
-"""Where a token came from; the words of `edgespec.decode.Origin`."""
+"""Where a token came from; the words of `edgespec.verify.Origin`."""
 
 FinishReason = Literal["end", "stop", "length", "context", "cancelled"]
 """Why an answer ended; the words of `edgespec.text.FinishReason`."""
