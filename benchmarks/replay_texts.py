@@ -4,7 +4,8 @@
 
 The texts are greedy answers of Qwen2.5-Coder 1.5B Q4_K_M to two prompts of each category (six of
 code), with what the 0.5B Q4_0 would have guessed at every position (`record_texts.py` makes such a
-file; the prompts are Spec-Bench's, Apache-2.0, and HumanEval's, MIT). Passes cost what COSTS says,
+file; the prompts are Spec-Bench's, Apache-2.0, and HumanEval's, MIT). `qwen-coder-others.jsonl.gz`,
+beside them, has other prompts, which the planner wasn't tuned on. Passes cost what COSTS says,
 noisy by 8%, and every drafter and lookahead plays the very same text: what a busy machine does to a
 measurement doesn't show here, and neither does what the costs leave out.
 
