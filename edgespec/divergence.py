@@ -54,9 +54,9 @@ def compare(
         prompts: questions for the model's chat template, or token ids.
         sampling: for the sampled comparison; None takes the defaults.
         max_tokens: of each answer.
-        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out. A seed in
-            `sampling` is raised by one for each; where it selects `reproducible`, the target alone
-            must draw the same text again.
+        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out, as temperature 0
+            does: the greedy one has found all then. A seed in `sampling` is raised by one for each;
+            where it selects `reproducible`, the target alone must draw the same text again.
 
     Raises:
         EdgespecError: what opening and generating raise.
@@ -65,6 +65,8 @@ def compare(
     with open_runtime(True) as runtime:
         ends = runtime.target.tokenizer.stop_ids
         sampling = _endless(sampling or SamplingParams(), runtime)
+        if sampling.greedy:
+            repeats = 0  # a near-tie would be a token of probability 0
         ids = [_encoded(runtime, prompt) for prompt in prompts]
         greedy = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
         repeatable = sampling.seed is not None and sampling.chosen_rule == "reproducible"

@@ -121,6 +121,14 @@ def test_rounding_is_measured_and_explains_near_ties() -> None:
     assert f"up to {len(report.differences)} near-ties" in report.verdict
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_at_temperature_0_a_near_tie_is_explained_as_in_greedy_answers(seed: int | None) -> None:
+    greedy = SamplingParams(temperature=0.0, seed=seed)
+    report = compare(opener(lambda: Tied(V)), PROMPTS, sampling=greedy, max_tokens=20)
+    assert report.differences
+    assert report.exact and report.verdict.endswith("; sampling is untested")
+
+
 @pytest.mark.parametrize("params", [FULL, SamplingParams(temperature=0.5, top_k=4, top_p=1.0)])
 def test_the_same_seed_up_to_near_ties_of_the_draw(params: SamplingParams) -> None:
     """Rounding may turn a draw, or a cut; how near either was is told, and bigger faults show."""
