@@ -85,7 +85,7 @@ def round_times(
             if dist is not None:
                 probs.append(dist)
         draft = Draft(tuple(drafted), tuple(probs) if probs else None)
-        verdict = verify(rows, draft, sampler, position, "target")
+        verdict = verify(rows, draft, sampler, position)
         new = verdict.tokens(draft)
         sampler.commit(new)
         times.append(process_time() - began)

@@ -93,6 +93,7 @@ def decode(
         yield Round(finish_reason=reason)
         return
     target.align(tokens.view)
+    sampler = sampler.named(target.name)
     planner.begin(len(tokens))
     for drafter in drafters.values():
         drafter.begin(len(tokens))
@@ -111,14 +112,14 @@ def decode(
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()
-        verdict = verify(rows, draft, sampler, len(tokens), target.name)
+        verdict = verify(rows, draft, sampler, len(tokens))
         chosen_at = perf_counter()
         seconds = Seconds(drafted_at - began, checked_at - drafted_at, chosen_at - checked_at)
         if drafting:
             seen = rows[:, : sampler.width]
             planner.observe(Outcome(draft, verdict, seconds, len(tokens), seen))
         new = verdict.tokens(draft)
-        asked = token_logprobs(rows, new, sampler, logprobs, model=target.name) if logprobs else ()
+        asked = token_logprobs(rows, new, sampler, logprobs) if logprobs else ()
         keep, reason = commit(target, tokens, new, sampler, cut)
         yield Round(
             new[:keep],
@@ -144,17 +145,17 @@ def check(target: CachedSession, tokens: TokenBuffer, draft: Draft) -> Logits:
     return target.forward(pending, 1)  # (1, V)
 
 
-def verify(rows: Logits, draft: Draft, sampler: Sampler, position: int, model: str) -> Verdict:
+def verify(rows: Logits, draft: Draft, sampler: Sampler, position: int) -> Verdict:
     """Apply the sampler's rule to the target's rows (k+1, V); row i decides `position + i`."""
     if sampler.chooses:
         return verify_choices(
             draft.tokens,
-            lambda i: sampler.choose(rows[i], draft.tokens[:i], position + i, model=model),
+            lambda i: sampler.choose(rows[i], draft.tokens[:i], position + i),
             sampler.ends,
         )
     return verify_rejection(
         draft,
-        lambda i: sampler.distribution(rows[i], draft.tokens[:i], model=model),
+        lambda i: sampler.distribution(rows[i], draft.tokens[:i]),
         sampler.rng,
         sampler.ends,
     )

@@ -58,8 +58,6 @@ def token_logprobs(
     tokens: Sequence[int],
     sampler: Sampler,
     request: LogprobsRequest,
-    *,
-    model: str = "the model",
 ) -> tuple[TokenLogprobs, ...]:
     """What was asked for about `tokens` (n,), decided by the target's first n `rows` (k+1, V).
 
@@ -70,9 +68,7 @@ def token_logprobs(
             _of_logits(row[: sampler.width], token, request.top_n)
             for row, token in zip(rows, tokens, strict=False)
         )
-    return tuple(
-        _of_sampling(rows, tokens, i, sampler, request.top_n, model) for i in range(len(tokens))
-    )
+    return tuple(_of_sampling(rows, tokens, i, sampler, request.top_n) for i in range(len(tokens)))
 
 
 def _of_logits(row: Logits, token: int, top_n: int) -> TokenLogprobs:
@@ -85,9 +81,9 @@ def _of_logits(row: Logits, token: int, top_n: int) -> TokenLogprobs:
 
 
 def _of_sampling(
-    rows: Logits, tokens: Sequence[int], at: int, sampler: Sampler, top_n: int, model: str
+    rows: Logits, tokens: Sequence[int], at: int, sampler: Sampler, top_n: int
 ) -> TokenLogprobs:
-    dist = sampler.distribution(rows[at], tokens[:at], model=model)
+    dist = sampler.distribution(rows[at], tokens[:at])
     likeliest = top_ids(dist.probs, top_n).tolist() if top_n else []
     top = [
         (i if dist.ids is None else int(dist.ids[i]), math.log(float(dist.probs[i])))

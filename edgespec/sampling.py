@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +129,8 @@ class Sampler:
 
     `width` is how many token ids may come out: logits behind it are a vocabulary's padding. `ends`
     are ids that end a text: nothing is drafted or chosen behind one.
-    `ahead` in its methods are the draft tokens before the row in question.
+    `ahead` in its methods are the draft tokens before the row in question. `model`, in whose logits
+    it chooses, is for errors to name.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Sampler:
         ends: Collection[int] = (),
     ) -> None:
         self.params = params
+        self.model = "the model"
         self.width = width
         self.ends = frozenset(ends)
         # Another length, another stream: a seed that is used for each turn repeats no turn's draws.
@@ -165,19 +168,23 @@ class Sampler:
         """Whether a row has one right token: greedy, or noise that depends on position alone."""
         return self.params.greedy or self.rule == "reproducible"
 
+    def named(self, model: str) -> Self:
+        """The same sampler, its past and its draws included, for this model's logits."""
+        named = copy(self)
+        named.model = model
+        return named
+
     def commit(self, tokens: Sequence[int] | TokenIds) -> None:
         """Count tokens that now stand."""
         if self._tracks_past:
             self._past.push(tokens)
 
-    def adjusted(
-        self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model"
-    ) -> Floats:
+    def adjusted(self, row: Floats, ahead: Sequence[int] = ()) -> Floats:
         """The logits (V,) after penalties, bias, bans and the user's steps."""
         row = row[: self.width]
         if not self._adjusts:
             return row
-        _check_logits(float(row.max()), model)  # now, since a ban would hide a NaN
+        _check_logits(float(row.max()), self.model)  # now, since a ban would hide a NaN
         row = row.copy()  # what a session returns is its own memory
         params = self.params
         if params.penalised:
@@ -199,16 +206,14 @@ class Sampler:
                 row = _checked(step(row, past), len(row), step)
         return row
 
-    def argmax(self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model") -> int:
+    def argmax(self, row: Floats, ahead: Sequence[int] = ()) -> int:
         """The likeliest token of a row; ties go to the lowest id."""
-        row = self.adjusted(row, ahead, model=model)
+        row = self.adjusted(row, ahead)
         token = int(row.argmax())  # the first NaN, where there is one
-        self._check_peak(float(row[token]), model)
+        self._check_peak(float(row[token]))
         return token
 
-    def distribution(
-        self, row: Floats, ahead: Sequence[int] = (), *, model: str = "the model"
-    ) -> Categorical:
+    def distribution(self, row: Floats, ahead: Sequence[int] = ()) -> Categorical:
         """What the next token is drawn from, after every step; a point mass at temperature 0.
 
         Raises `NumericalError`, naming the model, on NaN or +inf; `NothingLeft` where no token is
@@ -216,10 +221,10 @@ class Sampler:
         """
         params = self.params
         if params.greedy:
-            return Categorical.point(self.argmax(row, ahead, model=model))
-        row = self.adjusted(row, ahead, model=model)
+            return Categorical.point(self.argmax(row, ahead))
+        row = self.adjusted(row, ahead)
         peak = float(row.max())
-        self._check_peak(peak, model)
+        self._check_peak(peak)
         if 0 < params.top_k < len(row):
             ids = largest(row, params.top_k)
         elif params.min_p > 0 and params.top_p == 1 and params.typical_p == 1:
@@ -236,42 +241,40 @@ class Sampler:
             dist = dist.at_least(params.min_p)
         return dist
 
-    def _check_peak(self, peak: float, model: str) -> None:
+    def _check_peak(self, peak: float) -> None:
         """Of the logits that a token is chosen from."""
         if math.isfinite(peak):
             return
         if peak == -np.inf:
             raise NothingLeft(
-                f"no token is left to choose from in the logits of {model}: every one is banned "
-                "or -inf; allow some"
+                f"no token is left to choose from in the logits of {self.model}: every one is "
+                "banned or -inf; allow some"
             )
         if not self._adjusts:
-            _check_logits(peak, model)
+            _check_logits(peak, self.model)
         raise NumericalError(
-            f"the penalties, biases or steps made {peak} of the logits of {model}: "
+            f"the penalties, biases or steps made {peak} of the logits of {self.model}: "
             "use smaller numbers"
         )
 
-    def choose(
-        self, row: Floats, ahead: Sequence[int], position: int, *, model: str = "the model"
-    ) -> int:
+    def choose(self, row: Floats, ahead: Sequence[int], position: int) -> int:
         """The one right token of a row at an absolute position; only where `chooses`."""
         if self.params.greedy:
-            return self.argmax(row, ahead, model=model)
+            return self.argmax(row, ahead)
         if self.params.uncut:
-            row = self.adjusted(row, ahead, model=model)
+            row = self.adjusted(row, ahead)
             peak = float(row.max())
-            self._check_peak(peak, model)
+            self._check_peak(peak)
             return self._noise.choose_logits(row, peak, self.params.temperature, position)
-        return self._noise.choose(self.distribution(row, ahead, model=model), position)
+        return self._noise.choose(self.distribution(row, ahead), position)
 
     def pick(
-        self, row: Floats, ahead: Sequence[int], position: int, *, model: str = "the model"
+        self, row: Floats, ahead: Sequence[int], position: int
     ) -> tuple[int, Categorical | None]:
         """A drafter's token, and the distribution it was drawn from (None where `chooses`)."""
         if self.chooses:
-            return self.choose(row, ahead, position, model=model), None
-        dist = self.distribution(row, ahead, model=model)
+            return self.choose(row, ahead, position), None
+        dist = self.distribution(row, ahead)
         return dist.draw(self.rng), dist
 
 

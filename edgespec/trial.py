@@ -63,7 +63,7 @@ def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
     `require_drafted` does.
     """
     require_drafted(texts)
-    sampler = Sampler(GREEDY, width)
+    sampler = Sampler(GREEDY, width).named(session.name)
     right = count = 0
     for text in texts:
         session.rollback(0)
@@ -76,7 +76,7 @@ def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
             count += 1
             if token < session.vocab_size:
                 row = session.forward([token])[0]  # (V,)
-                right += sampler.argmax(row, model=session.name) == following
+                right += sampler.argmax(row) == following
     session.rollback(0)
     return right / count
 

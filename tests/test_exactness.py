@@ -188,7 +188,7 @@ class Speculation:
         return Draft(tuple(drafted), tuple(probs))
 
     def verify(self, rows: Sequence[Logits], draft: Draft):  # type: ignore[no-untyped-def]
-        return verify(rows, draft, self.sampler, len(self.sampler.past), "target")  # type: ignore[arg-type]
+        return verify(rows, draft, self.sampler, len(self.sampler.past))  # type: ignore[arg-type]
 
 
 def joint(target: FakeSession, params: SamplingParams) -> dict[tuple[int, ...], float]:
@@ -411,7 +411,7 @@ class PenaltiesSeeTheFuture(Speculation):
     def verify(self, rows: Sequence[Logits], draft: Draft):  # type: ignore[no-untyped-def]
         sampler = self.sampler
         real = sampler.distribution
-        sampler.distribution = lambda row, ahead=(), model="": real(row, draft.tokens)  # type: ignore[method-assign]
+        sampler.distribution = lambda row, ahead=(): real(row, draft.tokens)  # type: ignore[method-assign]
         try:
             return super().verify(rows, draft)
         finally:

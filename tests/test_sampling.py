@@ -234,9 +234,9 @@ def test_bad_logits_are_an_error_that_names_the_model(bad: float, params: Sampli
     for extra in ({}, {"banned_tokens": frozenset({4321})}, {"frequency_penalty": 0.5}):
         sampler = Sampler(replace(params, **extra), 9000, [4321])
         with pytest.raises(NumericalError, match=r"tiny\.gguf returned (nan|inf)"):
-            sampler.distribution(row, model="tiny.gguf")
+            sampler.named("tiny.gguf").distribution(row)
         with pytest.raises(NumericalError, match=r"tiny\.gguf returned (nan|inf)"):
-            sampler.argmax(row, model="tiny.gguf")
+            sampler.named("tiny.gguf").argmax(row)
 
 
 def test_minus_infinity_is_a_token_that_never_comes() -> None:
@@ -385,7 +385,7 @@ def test_a_step_sees_the_tokens_before_its_row_and_nothing_after() -> None:
         watcher.seen.clear()
         target = FakeSession(8)
         rows = target.forward([5, 6, *tokens], 5)
-        verdict = verify(rows, draft, sampler, 2, "target")
+        verdict = verify(rows, draft, sampler, 2)
         assert verdict.num_accepted == 4  # the drafter is the target
         assert watcher.seen == [[5, 6, *tokens[:i]] for i in range(5)]
         watcher.seen.clear()
@@ -437,7 +437,7 @@ def test_a_token_the_drafter_never_guesses_can_be_forced() -> None:
         sampler = Sampler(replace(params, logit_bias={7: 1000.0}), 8)
         draft = Draft((1, 2))  # a lookup's guess: no bias reaches it
         rows = FakeSession(8).forward([5, 6, 1, 2], 3)
-        verdict = verify(rows, draft, sampler, 2, "target")
+        verdict = verify(rows, draft, sampler, 2)
         assert (verdict.num_accepted, verdict.next_token) == (0, 7)
 
 

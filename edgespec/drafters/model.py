@@ -96,6 +96,7 @@ class ModelDrafter:
             self.failed = str(error)
             return NO_DRAFT
         self._at.truncate(self._cache.length)
+        sampler = sampler.named(self._cache.name)
         pending: TokenIds | list[int] = tokens[missing]
         drafted: list[int] = []
         probs: list[Categorical] = []
@@ -104,9 +105,7 @@ class ModelDrafter:
             self._at.extend(missing)
             try:
                 row = self._cache.forward(pending)[0]  # (V,)
-                token, dist = sampler.pick(
-                    row, drafted, len(tokens) + len(drafted), model=self._cache.name
-                )
+                token, dist = sampler.pick(row, drafted, len(tokens) + len(drafted))
             except NothingLeft:  # of its tokens; the target may have others
                 break
             except ModelError as error:  # what was drawn before is as good as ever
