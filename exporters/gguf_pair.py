@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgespec.exporters import gguf, gguf_families, manifest
-from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_other_tokens
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.gguf import Result
 from edgespec.exporters.gguf_quant import Quant
 from edgespec.exporters.gguf_sentencepiece import UNUSED
 from edgespec.exporters.gguf_vocabulary import Vocabulary, read_vocabulary
 from edgespec.exporters.manifest import Manifest
+from edgespec.exporters.pair import refuse_other_tokens
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import Stage, refuse_existing, stage
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.exporters import manifest, onnx
-from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_other_tokens
+from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.onnx import Result, Style
+from edgespec.exporters.pair import refuse_other_tokens
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
 

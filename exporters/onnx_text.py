@@ -150,8 +150,8 @@ def check(folder: Path, tokenizer: Any, rows: int, expected: Mapping[str, list[i
     wanted = {**expected, _EVERY: tokenizer(every, add_special_tokens=False).input_ids}
     if where := differing_ids(wanted, got):
         raise ExportError(
-            f"The checkpoint's tokenizer.json gives other ids than transformers ({where}): load its "
-            "tokenizer with AutoTokenizer and save it there again with `save_pretrained(folder)`."
+            f"The checkpoint's tokenizer.json gives other ids than transformers ({where}): load "
+            "its tokenizer with AutoTokenizer, and `save_pretrained(folder)` writes a right one."
         )
 
 

@@ -93,6 +93,18 @@ def test_what_is_no_checkpoint_says_what_to_do(tmp_path: Path) -> None:
     refused("cut short")
 
 
+@pytest.mark.parametrize("name", ["consolidated", "weights.00", "model.fp16", "pytorch_model"])
+def test_weights_of_another_layout_are_named(name: str, tmp_path: Path) -> None:
+    """The folder holds safetensors files, and downloading them again would change nothing."""
+    folder = tiny.write_checkpoint(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / f"{name}.safetensors")
+    with pytest.raises(ExportError, match=rf"holds its weights as {name}\.saf.*save_pretrained"):
+        Checkpoint.open(folder)
+    (folder / f"{name}.safetensors").rename(folder / "adapter_model.safetensors")
+    with pytest.raises(ExportError, match="is an adapter, not a whole model"):
+        Checkpoint.open(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -398,8 +410,11 @@ def test_what_the_hub_cannot_give_is_a_sentence(tmp_path: Path) -> None:
     with HubServer(files) as hub:
         assert "no repository org/other" in from_hub(hub, home, "org/other").stderr
         assert "no revision v9" in from_hub(hub, home, revision="v9").stderr
-        del hub.files["org/tiny", "model.safetensors"]
+        weights = hub.files.pop(("org/tiny", "model.safetensors"))
+        hub.files["org/tiny", "part/model.safetensors"] = weights
         assert "no safetensors files" in from_hub(hub, home).stderr
+        hub.files["org/tiny", "consolidated.safetensors"] = weights
+        assert "holds its weights as consolidated.safetensors" in from_hub(hub, home).stderr
         del hub.files["org/tiny", "config.json"]
         assert "no config.json" in from_hub(hub, home).stderr
         hub.broken = True
