@@ -16,6 +16,7 @@ from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -555,9 +556,11 @@ def test_a_measurement_goes_on_only_with_the_same_code_and_peers(tmp_path: Path)
             with pytest.raises(ConfigError, match=says):
                 driver._same_conditions(writer, changed)
     (tmp_path / "commands").mkdir()
+    (tmp_path / "bench").mkdir()
     (tmp_path / "loop.py").write_text("1", encoding="utf-8")
     before = identity.code_hash(tmp_path)
     (tmp_path / "commands" / "run.py").write_text("1", encoding="utf-8")
+    (tmp_path / "bench" / "conditions.py").write_text("1", encoding="utf-8")
     assert identity.code_hash(tmp_path) == before  # no part of a measurement
     (tmp_path / "loop.py").write_text("2", encoding="utf-8")
     assert identity.code_hash(tmp_path) != before
@@ -570,6 +573,76 @@ def test_every_build_of_onnx_runtime_is_a_version_that_was_measured_with(
     builds = [f"onnxruntime{build}" for build in ("", "-gpu", "-directml", "-trt-rtx")]
     monkeypatch.setattr(identity, "version", lambda name: "1.30" if name in builds else "1")
     assert [name for name, found in identity.versions().items() if found == "1.30"] == builds
+
+
+def test_each_build_of_a_library_is_one_that_was_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People make llama.cpp anew, with other flags, and its version stays."""
+
+    def found(name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(origin=str(tmp_path / name / "__init__.py")) if name == has else None
+
+    monkeypatch.setattr(identity, "find_spec", found)
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    for has, below in (("llama_cpp", "lib"), ("onnxruntime", "capi")):
+        folder = tmp_path / has / below
+        folder.mkdir(parents=True)
+        for file, counts in (
+            ("libit.so.1", True), ("it.dll", True), ("libit.dylib", True),
+            ("it.cpython-311-x86_64-linux-gnu.so", True), ("it.pyd", True),
+            ("build_info.py", False), ("sources.txt", False),
+        ):  # fmt: skip
+            before = identity.libraries()
+            assert list(before) == [f"{has}_libraries"]
+            (folder / file).write_bytes(b"a build")
+            assert (identity.libraries() != before) == counts, file
+        before = identity.libraries()
+        (folder / "it.dll").write_bytes(b"another")
+        assert identity.libraries() != before
+    has = "llama_cpp"
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))
+    before = identity.libraries()
+    (own / "libllama.so").write_bytes(b"mine")
+    assert identity.libraries() != before
+
+
+def test_a_measurement_goes_on_only_on_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many machines have one name for their processor, as a hypervisor gives it."""
+    trial = Trial("p", "a", "c", 0, 0, 3, "now", [Answer("plain", [1], "", "length", 0.1, 0.1)])
+    pair = Pair("p", {"sha256": "t"}, [], {"code": "c"}, ["plain"])
+
+    def begun(folder: Path, *records: record.Record) -> Path:
+        with Writer(folder) as writer:
+            driver.begin(writer, ["edgespec"])
+            for entry in records:
+                writer.append(entry)
+        return folder
+
+    first = begun(tmp_path / "first", pair)
+    monkeypatch.setattr(platform, "usable_cpus", lambda: 7)
+    begun(first, trial)  # nothing was answered yet
+    begun(first)
+    monkeypatch.setattr(platform, "usable_cpus", lambda: 9)
+    with pytest.raises(
+        ConfigError, match=r"of another machine \(usable_cpus was 7, is 9\): choose"
+    ):
+        begun(first)
+    second = begun(tmp_path / "second", pair, replace(trial, prompt="b"))
+    third = begun(tmp_path / "third", replace(pair, pair="q"), replace(trial, pair="q"))
+    for paths in ([first, second], [second, first]):
+        with pytest.raises(
+            ConfigError, match=r"two machines \(usable_cpus is [79] on one and [79] o"
+        ):
+            files.read(paths)
+    assert len(files.read([first, third, first]).trials) == 2  # each pair on one
+    lines = [(folder / files.FILE).read_bytes() for folder in (first, second)]
+    (tmp_path / "both.jsonl").write_bytes(b"".join(lines))
+    assert len(files.read([tmp_path / "both.jsonl"]).trials) == 2  # what is there stays readable
 
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "song"}', "[]", '{"kind": "trial"}', "\xff"])
@@ -931,6 +1004,8 @@ def test_a_measurement_from_the_command_line(
     (pair,) = found.pairs.values()
     assert pair.sides == ["plain", "lookup:2", "lookup+model:2", "my-peer/fast"]
     assert len(pair.target["sha256"]) == 64 and pair.drafters[0]["name"] == "b.gguf"
+    assert len(pair.settings["llama_cpp_libraries"]) == 64
+    assert pair.settings["lengths_sha256"] == prompts.load("spec-bench").sha256
     assert found.runs[0].command[0] == "edgespec" and found.runs[0].versions["edgespec"]
     assert len(found.trials) == 2 and all(len(t.answers) == 4 for t in found.trials)
     assert (out / "report.html").stat().st_size > 10_000

@@ -448,7 +448,10 @@ def test_code_and_versions_are_what_is_judged() -> None:
     for made, version in ((before, "1"), (after, "2")):
         made.pairs["p"].settings.update(code=version, python=version, numpy=version)
         made.pairs["p"].settings["llama-cpp-python"] = version
-    assert compare.compare(before, after).failed
+        made.pairs["p"].settings["llama_cpp_libraries"] = f"{version} as it was made here"
+    found = compare.compare(before, after)
+    assert found.failed
+    assert any("llama_cpp_libraries was 1 as" in note for note in found.notes)
 
 
 def test_answers_to_other_prompts_are_not_paired() -> None:

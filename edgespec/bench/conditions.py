@@ -6,16 +6,15 @@ version below it made of the same request is none, since that is what a comparis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from edgespec.bench.identity import PACKAGES
-from edgespec.bench.record import PROMPTS, Pair, Results
+from edgespec.bench.identity import LIBRARIES, PACKAGES
+from edgespec.bench.record import PROMPTS, Pair, Results, machine_change
 from edgespec.platform import SPINS
 
-JUDGED = frozenset(("code", "edgespec", "python", *PACKAGES))
+JUDGED = frozenset(("code", "edgespec", "python", *PACKAGES, *LIBRARIES))
 """The settings that a comparison is about."""
 
 DEVICES = ("device", "drafter_devices", "gpus")
@@ -23,9 +22,6 @@ DEVICES = ("device", "drafter_devices", "gpus")
 
 ROUNDING = 256
 """llama.cpp rounds a context up to a multiple of so many tokens."""
-
-MEMORY_TOLERANCE = 0.05
-"""A system keeps some of a machine's memory for itself, one version more than another."""
 
 
 def other_conditions(a: Results, b: Results, pair: str) -> list[str]:
@@ -112,13 +108,7 @@ def _asked_device(results: Results) -> str:
 
 
 def same_machine(a: Results, b: Results) -> bool:
+    """Whether the newest run of both was on one machine, as far as they tell."""
     if not a.runs or not b.runs:
         return True
-    one, two = a.runs[-1].machine, b.runs[-1].machine
-    return all(_same_part(key, one[key], two[key]) for key in one if key in two)
-
-
-def _same_part(key: str, was: Any, is_: Any) -> bool:
-    if key == "memory_bytes" and was and is_:
-        return math.isclose(was, is_, rel_tol=MEMORY_TOLERANCE)
-    return bool(was == is_)
+    return machine_change(a.runs[-1].machine, b.runs[-1].machine) is None

@@ -18,11 +18,11 @@ from typing import Any, Literal
 from edgespec import platform
 from edgespec.bench.curves import cost_curves
 from edgespec.bench.files import Writer
-from edgespec.bench.identity import code_hash, identity, label, versions
+from edgespec.bench.identity import code_hash, identity, label, libraries, versions
 from edgespec.bench.peers import Peer, PeerSide, peer_name
-from edgespec.bench.prompts import PromptSet
+from edgespec.bench.prompts import LONG_TEXTS, PromptSet, load
 from edgespec.bench.protocol import Plan, measure, prepare
-from edgespec.bench.record import Pair, Run, first_change, one_line
+from edgespec.bench.record import Pair, Run, first_change, machine_change, one_line
 from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
@@ -79,13 +79,21 @@ class Options:
 
 
 def begin(writer: Writer, command: Sequence[str]) -> None:
-    """Note that a run begins, and on what machine."""
+    """Note that a run begins, and on what machine; raises ConfigError where it went on another."""
     machine = {
         "cpu": platform.cpu_name(),
         "usable_cpus": platform.usable_cpus(),
         "memory_bytes": total_memory(),
         "system": sys.platform,
     }
+    earlier = writer.results.runs[-1:] if writer.results.trials else []
+    for run in earlier:
+        if (change := machine_change(run.machine, machine)) is not None:
+            name, was, is_ = change
+            raise ConfigError(
+                f"{writer.file.parent} holds results of another machine ({name} was {was}, is "
+                f"{is_}): choose another --out"
+            )
     began = datetime.now(UTC).isoformat(timespec="seconds")
     writer.begin(Run(began, [one_line(word) for word in command], machine, versions()))
 
@@ -287,6 +295,7 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
         "seed": None if sampling.greedy else sampling.seed,
         "prompts": options.prompts.source,
         "prompts_sha256": options.prompts.sha256,
+        "lengths_sha256": load(LONG_TEXTS).sha256,
         "all_turns": options.all_turns,
         "context_size": runtime.context_size,
         "threads": options.threads or platform.usable_cpus(),
@@ -298,6 +307,7 @@ def _settings(options: Options, runtime: Runtime) -> dict[str, Any]:
         "huge_pages": on_request(),
         **{name.lower(): os.environ.get(name) for name in platform.WAITING},
         **versions(),
+        **libraries(),
         "code": code_hash(),
     }
 

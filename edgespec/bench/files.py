@@ -17,7 +17,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edgespec.bench.record import Answer, Costs, Key, Pair, Record, Results, Run, Trial, as_seconds
+from edgespec.bench.record import (
+    Answer,
+    Costs,
+    Key,
+    Pair,
+    Record,
+    Results,
+    Run,
+    Trial,
+    as_seconds,
+    machine_change,
+)
 from edgespec.errors import ConfigError
 from edgespec.platform import lock_file
 
@@ -30,18 +41,22 @@ _KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Run, Pair, Trial, C
 def read(paths: Iterable[Path]) -> Results:
     """The records of these files, or of the results in these folders.
 
-    Files of one pair are taken together where they were measured under the same conditions, with
-    the same prompts or others. What is in several files counts once; a text length that several
-    measured has the repetitions of all. Raises ConfigError.
+    Files of one pair are taken together where they were measured on one machine under the same
+    conditions, with the same prompts or others. What is in several files counts once; a text length
+    that several measured has the repetitions of all. Raises ConfigError.
     """
     results = Results()
     first: dict[str, str] = {}  # the prompts of a pair's first trials
     known: set[bytes] = set()
     taken: set[Key] = set()
+    firsts: dict[str, tuple[Path, dict[str, Any]]] = {}  # where a pair's first trials came from
     for path in paths:
+        machine: dict[str, Any] = {}
         prompts: dict[str, str] = {}
         lines: set[bytes] = set()  # of this file, in which nothing stands twice by mistake
         for record in _counting(_whole_file(path), results):
+            if isinstance(record, Run):
+                machine = record.machine
             if isinstance(record, Pair):
                 prompts[record.pair] = str(record.settings.get("prompts_sha256"))
                 if record.pair not in first or not results.answered(record.pair):
@@ -51,6 +66,9 @@ def read(paths: Iterable[Path]) -> Results:
             else:
                 lines.add(line)
             if isinstance(record, Trial):
+                file, on = firsts.setdefault(record.pair, (path, machine))
+                if file != path:  # what an earlier edgespec put in one file stays readable
+                    _refuse_other_machine(record.pair, on, machine)
                 mine = prompts.get(record.pair)
                 if record.context is None and mine != first.get(record.pair):
                     # One name may be two prompts.
@@ -61,6 +79,15 @@ def read(paths: Iterable[Path]) -> Results:
             results.add(record)
         known |= lines
     return results
+
+
+def _refuse_other_machine(pair: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    if (change := machine_change(one, other)) is not None:
+        name, was, is_ = change
+        raise ConfigError(
+            f"these results of {pair} can't be taken together: they are of two machines ({name} is "
+            f"{was} on one and {is_} on the other)"
+        )
 
 
 def _whole_file(path: Path) -> list[Record]:

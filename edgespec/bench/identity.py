@@ -1,15 +1,17 @@
-"""What was measured, and with what: hashes of files and of the code, and versions.
+"""What was measured, and with what: hashes of files, of the code and of libraries, and versions.
 
-Invariant: whatever could change a figure changes what stands here.
+Invariant: whatever of that could change a figure changes what stands here.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,17 @@ PACKAGES = (
     "llama-cpp-python", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml",
     "onnxruntime-trt-rtx", "numpy",
 )  # fmt: skip
+LIBRARIES = {
+    "llama_cpp_libraries": ("llama_cpp", "lib"),
+    "onnxruntime_libraries": ("onnxruntime", "capi"),
+}
+"""What the hash of a package's libraries is called, the package, and its folder of them."""
+
+_LIBRARY = re.compile(r"\.(so|dylib|dll|pyd|metal|metallib)\b")
 _AFTERWARDS = (
     "commands", "exporters", "tui", "bench/beside.py", "bench/charts.py", "bench/compare.py",
-    "bench/report.py", "bench/stats.py", "bench/summary.py", "bench/svg.py", "bench/table.py",
+    "bench/conditions.py", "bench/report.py", "bench/stats.py", "bench/summary.py", "bench/svg.py",
+    "bench/table.py",
 )  # fmt: skip
 """Parts of the package that run only after a measurement, or not at all."""
 
@@ -96,6 +106,26 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    return found
+
+
+def libraries() -> dict[str, str]:
+    """The SHA-256 of what each package computes with: one version has many builds."""
+    found = {}
+    for name, (package, below) in LIBRARIES.items():
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).parent / below
+        if package == "llama_cpp":
+            folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", folder))
+        try:
+            files = sorted(f for f in folder.iterdir() if _LIBRARY.search(f.name) and f.is_file())
+            found[name] = str(_hashed({file.name: file for file in files})["sha256"])
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or folder} can't be read: {error.strerror}"
+            ) from None
     return found
 
 

@@ -20,6 +20,9 @@ from edgespec.errors import ConfigError
 from edgespec.platform import expanded
 
 BUILTIN = ("spec-bench", "human-eval")
+LONG_TEXTS = "spec-bench"
+"""Whose prompts the texts of `--lengths` are made of."""
+
 UNSORTED = "prompts"
 """The category of prompts whose file names none."""
 
@@ -103,9 +106,9 @@ def _prompt(entry: dict[str, Any], number: int) -> Prompt:
 def long_prompt(encode: Callable[[str], Sequence[int]], length: int) -> list[int]:
     """A request about a text, of at most `length` tokens and nearly as many.
 
-    `encode` gives the tokens of a user's message; the text is made of spec-bench's prompts.
+    `encode` gives the tokens of a user's message; the text is made of `LONG_TEXTS`.
     """
-    words = " ".join(turn for p in load("spec-bench").prompts for turn in p.turns).split(" ")
+    words = " ".join(turn for p in load(LONG_TEXTS).prompts for turn in p.turns).split(" ")
 
     def asked(count: int) -> list[int]:
         text = " ".join((words * (1 + count // len(words)))[:count])

@@ -14,6 +14,9 @@ from edgespec.errors import ConfigError
 
 PROMPTS = ("prompts", "prompts_sha256")
 
+MEMORY_TOLERANCE = 0.05
+"""A system keeps some of a machine's memory for itself, one version more than another."""
+
 Key = tuple[str, str, int, int, int | None]
 """A trial's pair, prompt, turn, repetition and text length: there is one trial of each."""
 
@@ -215,6 +218,18 @@ def first_change(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
         *((name, one.peers[name], other.peers[name]) for name in peers),
     ]
     return next((change for change in changes if change[1] != change[2]), None)
+
+
+def machine_change(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first of what both runs tell of their machine that differs, and what it is in each."""
+
+    def same(key: str, was: Any, is_: Any) -> bool:
+        if key == "memory_bytes" and was and is_:
+            return math.isclose(was, is_, rel_tol=MEMORY_TOLERANCE)
+        return bool(was == is_)
+
+    told = ((key, was, other[key]) for key, was in one.items() if key in other)
+    return next((change for change in told if not same(*change)), None)
 
 
 def _clash(one: Pair, other: Pair) -> tuple[str, Any, Any] | None:
