@@ -151,7 +151,7 @@ def check(folder: Path, tokenizer: Any, rows: int, expected: Mapping[str, list[i
     if where := differing_ids(wanted, got):
         raise ExportError(
             f"The checkpoint's tokenizer.json gives other ids than transformers ({where}): load "
-            "its tokenizer with AutoTokenizer, and `save_pretrained(folder)` writes a right one."
+            "its tokenizer with AutoTokenizer, and write it anew with `save_pretrained(folder)`."
         )
 
 

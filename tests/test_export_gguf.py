@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -531,6 +532,25 @@ def test_a_file_with_other_logits_does_not_pass(
     with pytest.raises(ExportError, match="isn't faithful"):
         gguf.export(Checkpoint.open(folder), tmp_path / "wrong.gguf", F32)
     assert not [path for path in tmp_path.iterdir() if "wrong" in path.name]
+
+
+def test_the_gate_computes_on_the_native_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A team of threads for another one would halve the speed of what the program does next."""
+    from edgespec.backends import llama_probe
+
+    decode, threads = llama_probe.lib.llama_decode, set()
+
+    def watched(*args: Any) -> int:
+        threads.add(threading.current_thread().name)
+        return int(decode(*args))
+
+    path = tmp_path / "m.gguf"
+    gguf.export(Checkpoint.open(tiny.write_checkpoint(tmp_path / "m", "llama-2")), path, F32)
+    monkeypatch.setattr(llama_probe.lib, "llama_decode", watched)
+    assert np.isfinite(llama_probe.logits(path, [5, 6, 7])).all()
+    assert threads == {"edgespec-native"}
 
 
 def test_a_file_with_other_ids_does_not_pass(

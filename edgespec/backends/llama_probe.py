@@ -19,6 +19,7 @@ from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_log import log
 from edgespec.backends.llama_params import model_params
 from edgespec.backends.llama_tokenizer import Characters, entries
+from edgespec.backends.native_thread import compute
 from edgespec.errors import ModelError
 from edgespec.gguf_parts import read_model
 from edgespec.session import Logits
@@ -84,7 +85,7 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
                 batch.token[i], batch.pos[i], batch.logits[i] = token, i, 1
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
             batch.n_tokens = n
-            if code := lib.llama_decode(context, batch):
+            if code := compute(lib.llama_decode, context, batch):
                 raise ModelError(f"{path.name} failed in a pass ({code}): {log.last_error()}")
             size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
             rows = np.ctypeslib.as_array(lib.llama_get_logits(context), (n, size))
