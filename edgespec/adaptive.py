@@ -16,6 +16,7 @@ from typing import Any
 from edgespec.confidence import top2_gap
 from edgespec.costs import MAX_TOKENS, Costs
 from edgespec.drafters import Drafter
+from edgespec.drawing import Drawing
 from edgespec.errors import ConfigError
 from edgespec.experience import Experience, judge
 from edgespec.parking import Parking
@@ -120,15 +121,15 @@ class AdaptivePlanner:
             return NO_DRAFT
         if best.drafter.free:
             return here.guesses[best.drafter.name].as_guess(best.size)
-        go_on = choices.go_on(best.drafter.name, free, sampler, best.near)
+        drawing = Drawing(choices, best.drafter, free, sampler, near=best.near)
         most = min(longest, MAX_DRAWN)
-        draft = best.drafter.propose(tokens, most, sampler, go_on, near=best.near)
+        draft = best.drafter.propose(tokens, most, sampler, drawing, near=best.near)
         checked(draft, most, sampler.width, best.drafter.name)
         self._count_failures(best.drafter)
         if not draft:  # it has tokens of which none may come, or none for the newest one
             self._seen = None
             return NO_DRAFT
-        here.copied = choices.copied
+        here.copied = drawing.copied
         return draft.followed_by(here.copied) if here.copied else draft
 
     def observe(self, outcome: Outcome) -> None:

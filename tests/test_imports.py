@@ -26,6 +26,7 @@ ORDER = [
     "verify logprobs confidence exactness experience",
     "backends drafters costs",
     "planner worth parking",
+    "drawing",
     "adaptive decode tune trial",
     "cost_store",
     "generation",

@@ -37,6 +37,7 @@ from edgespec.decode import decode
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
+from edgespec.drawing import Drawing
 from edgespec.experience import Experience, ModelRates
 from edgespec.parking import Parking
 from edgespec.planner import FixedPlanner, Outcome, Seconds
@@ -936,12 +937,13 @@ def test_of_a_copy_the_length_that_is_worth_most_is_taken() -> None:
     tokens = np.array([*range(1, 15)] * 4, np.int32)
     choices = Choices(quick_costs(), known, 1.0, tokens[:-1], 31)
     dear = rate**4.5  # what a token more takes of the time of one
-    choices._check = [dear * n for n in range(40)]
-    assert not choices.go_on("model", [LookupDrafter()], Sampler(GREEDY, 16))(14, 9.5)
+    choices.check = [dear * n for n in range(40)]
+    drawing = Drawing(choices, Asked(1), [LookupDrafter()], Sampler(GREEDY, 16))
+    assert not drawing(14, 9.5)
     drawn = known.model("model").confidence.rate(9.5)
     worth = [sum(drawn * rate**i for i in range(1, k + 1)) - dear * k for k in range(20)]
     assert max(worth) > 0.1 > max(np.diff(worth)[1:])
-    assert len(choices.copied) == int(np.argmax(worth))
+    assert len(drawing.copied) == int(np.argmax(worth))
 
 
 @pytest.mark.parametrize("near", [False, True])
