@@ -14,6 +14,7 @@ import pytest
 from edgespec import platform
 from edgespec.backends.ort_notes import attention_note
 from edgespec.backends.ort_providers import DEVICES
+from edgespec.bench import files, report
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -84,6 +85,17 @@ def test_cuda_check_without_cuda_is_a_sentence(
     assert script_of("cuda_check").main([str(write_tiny_onnx(tmp_path / "m"))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "can't use CUDA" in line and "--device cpu" in line
+
+
+def test_each_report_is_what_the_code_makes_of_its_results() -> None:
+    """`edgespec bench --report FOLDER --out FOLDER` makes it anew where that is another page."""
+    folders = sorted(file.parent for file in (FOLDER / "results").glob("*/*/results.jsonl"))
+    stale = [
+        str(folder.relative_to(FOLDER))
+        for folder in folders
+        if report.render(files.read([folder])) != (folder / "report.html").read_text("utf-8")
+    ]
+    assert folders and not stale
 
 
 @pytest.mark.parametrize(("room", "shown"), [(None, True), (80, False)])
