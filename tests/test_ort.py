@@ -37,7 +37,7 @@ from edgespec.backends import (
 from edgespec.backends import ort as backend
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer, _byte_letters
 from edgespec.backends.ort_cache import InPlaceCache
-from edgespec.backends.ort_graph import as_float32
+from edgespec.backends.ort_graph import as_float32, read_graph
 from edgespec.backends.ort_memory import HostBlock
 from edgespec.errors import (
     Cancelled,
@@ -77,7 +77,8 @@ def from_scratch(folder: Path, tokens: list[int], cache: type = np.float32) -> n
     feeds = {}
     for entry in native.get_inputs():
         if entry.name.startswith("past"):
-            feeds[entry.name] = np.zeros((1, entry.shape[1], 0, entry.shape[3]), cache)
+            shape = [1, *(n if isinstance(n, int) else 0 for n in entry.shape[1:])]
+            feeds[entry.name] = np.zeros(shape, cache)
         elif entry.name == "use_cache_branch":
             feeds[entry.name] = np.array([False])
         else:
@@ -551,6 +552,52 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(error, match=reason):
         opened(write_tiny_onnx(tmp_path, **wrong))
+
+
+ENCODER = "reads what an encoder makes in another graph.*: choose a model that is a decoder alone"
+
+
+@pytest.mark.parametrize(
+    ("given", "logits", "reason"),
+    [
+        # The texts of models for pictures and sound; their other parts.
+        ({"inputs_embeds": 3, "past_key_values.0.key": 4}, 3, "embeddings, which another graph"),
+        ({"pixel_values": 4}, 0, "returns no logits of its tokens"),
+        # Encoders, embedding models and classifiers keep no cache either.
+        ({"input_ids": 2}, 0, "returns no logits of its tokens"),
+        ({"input_ids": 2}, 2, "returns no logits of its tokens"),
+        ({"input_ids": 2}, 3, "keeps no cache"),
+        # T5's and Whisper's decoders, as optimum and as onnxruntime-genai write them.
+        ({"input_ids": 2, "encoder_hidden_states": 3, "past_key_values.0.key": 4}, 3, ENCODER),
+        ({"input_ids": 2, "past_key_values.0.encoder.key": 4}, 3, ENCODER),
+        ({"input_ids": 2, "past_key_cross_0": 4}, 3, ENCODER),
+        # For NPUs: it begins like a cache and is a number.
+        ({"input_ids": 2, "past_seq_len": 1}, 3, r"can't feed: past_seq_len .*choose another exp"),
+        ({"input_ids": 2, "past_key_values.0.decoder.key": 4}, 3, None),
+    ],
+)
+def test_graphs_of_another_kind_are_told_apart(
+    given: dict[str, int], logits: int, reason: str | None
+) -> None:
+    """given: inputs with their dimensions; logits: those of the output, 0 where there is none."""
+
+    def tensors(named: dict[str, int]) -> list[Any]:
+        return [
+            SimpleNamespace(
+                name=name,
+                type="tensor(int64)" if name in ("input_ids", "past_seq_len") else "tensor(float)",
+                shape=["batch", 2, "past", 16][:rank],
+            )
+            for name, rank in named.items()
+        ]
+
+    present = {name.replace("past_key_values", "present"): rank for name, rank in given.items()}
+    outputs = tensors({**present, **({"logits": logits} if logits else {})})
+    if reason is None:
+        assert len(read_graph("tiny", tensors(given), outputs).cache) == 1
+        return
+    with pytest.raises(ModelFormatError, match=f"^tiny .*{reason}"):
+        read_graph("tiny", tensors(given), outputs)
 
 
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
@@ -1270,7 +1317,9 @@ def test_a_cache_that_is_copied_to_its_device_is_told(
     has = ["DmlExecutionProvider", ort_providers.CPU]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
     session = ort_load.OrtSession
-    monkeypatch.setattr(ort_load, "OrtSession", lambda *rest: session(*rest[:-1], "cpu"))
+    monkeypatch.setattr(
+        ort_load, "OrtSession", lambda *a, **k: session(*a, **k | {"memory": "cpu"})
+    )
 
     def on_device(tensor: Any, tokens: int, device: str) -> HostBlock:
         return HostBlock(tensor.token_bytes * tokens)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tiny_gguf import spm_vocabulary
 
 WIDTH, HEADS, HEAD = 32, 2, 16
+CONV = 3  # tokens that a convolution sees
 CACHE_TYPES = {
     "float": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
@@ -43,6 +44,7 @@ def write_tiny_onnx(
     last_row: bool = False,
     nan: bool = False,
     cached: bool = True,
+    states: Sequence[Literal["conv", "recurrent"]] = (),
     extra_input: str | None = None,
     tokens: Sequence[bytes] | None = None,
     padding: int = 0,
@@ -55,9 +57,10 @@ def write_tiny_onnx(
     """A folder with a model of `layers` layers; positions are learnt (copy) or rotated (gqa).
 
     `padding`: rows of logits behind the vocabulary; `window`: places that attention looks back;
-    `leaks`: the share of each hidden place that shows; `rounded`: activations to 8
-    bits; `switch`: tokens up to which gqa rotates otherwise than in longer texts, and whether the
-    nodes that choose are named as onnxruntime-genai's builder names them.
+    `leaks`: the share of each hidden place that shows; `rounded`: activations to 8 bits; `states`:
+    layers in front whose past has a fixed size; `switch`: tokens up to which gqa rotates otherwise
+    than in longer texts, and whether the nodes that choose are named as onnxruntime-genai's
+    builder names them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = list(tokens or spm_vocabulary()[0])
@@ -85,7 +88,16 @@ def write_tiny_onnx(
             shape = ["batch_size", HEADS, "total_sequence_length", HEAD]
             outputs.append(_value(f"present.{layer}.{part}", kind, shape))
 
+    for state in states:
+        shape = ["batch_size", WIDTH, CONV] if state == "conv" else ["batch_size", WIDTH]
+        inputs.append(_value(f"past_{state}.0", kind, shape))
+        outputs.append(_value(f"present_{state}.0", kind, shape))
+
     x = build.op("Gather", build.weight("embedding", size, WIDTH), "input_ids")
+    if "conv" in states:
+        x = _convolved(build, x, kind)
+    if "recurrent" in states:
+        x = _recurrent(build, x, kind)
     if attention == "copy":
         places = "position_ids" if positions else _places(build, mask)
         x = build.op("Add", x, build.op("Gather", build.weight("places", context, WIDTH), places))
@@ -279,6 +291,33 @@ def _copied(
     mixed = build.op("MatMul", weights, whole["value"])
     mixed = build.op("Transpose", mixed, perm=[0, 2, 1, 3])
     return build.op("Reshape", mixed, build.constant("join", [0, 0, WIDTH]))
+
+
+def _convolved(build: _Builder, x: str, kind: int) -> str:
+    """A causal convolution over the text, whose past are the columns of the last tokens."""
+    columns = build.op("Transpose", build.op("Cast", x, to=kind), perm=[0, 2, 1])
+    whole = build.op("Concat", "past_conv.0", columns, axis=2)
+    axis, one, end = (
+        build.constant(*c) for c in (("two_axis", [2]), ("one", [1]), ("end", [2**31]))
+    )
+    last = build.constant("last_columns", [-CONV])
+    build.nodes.append(helper.make_node("Slice", [whole, last, end, axis], ["present_conv.0"]))
+    whole = build.op("Cast", whole, to=TensorProto.FLOAT)
+    kernel = build.weight("kernel", WIDTH, 1, CONV, scale=0.5)
+    mixed = build.op("Slice", build.op("Conv", whole, kernel, group=WIDTH), one, end, axis)
+    return build.op("Add", x, build.op("Transpose", mixed, perm=[0, 2, 1]))
+
+
+def _recurrent(build: _Builder, x: str, kind: int) -> str:
+    """A running sum over all of the text, whose past is the sum so far."""
+    one = build.constant("one_index", 1)
+    past = build.op("Cast", "past_recurrent.0", to=TensorProto.FLOAT)
+    past = build.op("Unsqueeze", past, build.constant("one", [1]))
+    sums = build.op("Add", build.op("CumSum", x, one), past)
+    newest = build.op("Gather", sums, build.constant("newest", -1), axis=1)
+    build.nodes.append(helper.make_node("Cast", [newest], ["present_recurrent.0"], to=kind))
+    seen = build.op("Tanh", build.op("Mul", sums, build.constant("tenth", 0.1, "f4")))
+    return build.op("Add", x, seen)
 
 
 def _if_past(build: _Builder, past: str, kind: int) -> str:

@@ -1,8 +1,8 @@
 """ONNX models through ONNX Runtime, bound to memory that stays where it is.
 
 Invariant: `length` tokens are in the cache, and after a failed or cancelled pass as many as before
-it. What a graph can do (share its cache, hide holes, check several tokens at once) is found by
-running it when it is loaded, never guessed from its name.
+it (none where the model can't forget). What a graph can do (share its cache, hide holes, check
+several tokens at once) is found by running it when it is loaded, never guessed from its name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from edgespec.backends.ort_cache import Cache
 from edgespec.backends.ort_errors import lacks_memory, short_reason
 from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import Graph, as_float32
+from edgespec.backends.ort_probe import RowShape
 from edgespec.errors import Cancelled, ContextFull, EdgespecError, ModelError, RollbackError
 from edgespec.narrow import Widener
 from edgespec.native_use import NativeUse
@@ -40,20 +41,19 @@ class OrtSession:
         graph: Graph,
         name: str,
         cache: Cache,
+        *,
         context_size: int,
-        logits: tuple[int, int],
+        rows: RowShape,
         cancel: CancelFlag,
         memory: str = "cpu",
     ) -> None:
-        """`logits`: rows that a pass over 2 tokens returns, and numbers in each; `memory`: the
-        device's name for its own memory.
-        """
-        rows, self.vocab_size = logits
+        """`memory`: the device's name for its own memory."""
+        self.vocab_size = rows.width
         self.name = name
         self.context_size = context_size
-        self.can_rollback = True
+        self.can_rollback = not graph.states
         self.cache: Cache = cache
-        self.only_last_row = rows == 1 and not graph.picks_rows
+        self.only_last_row = rows.rows == 1 and not graph.picks_rows
         self._graph = graph
         self._native = native
         self._cancel = cancel
@@ -66,7 +66,7 @@ class OrtSession:
         self._feeds: Any = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
         self._outlet: Any = Outlet(self._binding, graph, self.vocab_size, memory)
         self._use = NativeUse(name, _weakly(self._drop), stopping=cancel.stopping)
-        self._signature = hashlib.sha256(repr(graph.cache).encode()).digest()[:8]
+        self._signature = hashlib.sha256(repr((graph.cache, graph.states)).encode()).digest()[:8]
         self._widener: Widener | None = None
 
     @property
@@ -187,7 +187,7 @@ class OrtSession:
         length = int.from_bytes(state[:8], "little")
         with self._use():
             self.cache.rollback(0)
-            size = 16 + length * self._graph.token_bytes
+            size = 16 + length * self._graph.token_bytes + self._graph.state_bytes
             if state[8:16] != self._signature or len(state) != size or length > self.context_size:
                 raise ModelError(
                     f"{self.name} can't restore this snapshot: it is damaged or of another model"

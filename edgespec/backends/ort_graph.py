@@ -7,6 +7,7 @@ feed, or a cache of a shape that can't be followed, is refused by name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +28,10 @@ FLOAT, FLOAT16, BFLOAT16 = 1, 10, 16
 # How to ask for some rows of logits only, by the input's name. `logits_rows` (int64, one
 # dimension): the rows themselves. `num_logits_to_keep` (int64): how many from the end.
 ROWS, KEEP = "logits_rows", "num_logits_to_keep"
+
+
+# An input that an encoder's graph makes, by its name; a decoder's has the word in it.
+_FROM_ENCODER = re.compile(r"(?<!d)encoder|cross", re.IGNORECASE)
 
 
 class Declared(Protocol):
@@ -72,6 +77,21 @@ class CacheTensor:
 
 
 @dataclass(frozen=True)
+class StateTensor(CacheTensor):
+    """One tensor that each pass replaces as a whole, as convolutions and recurrent layers have it.
+
+    Attributes:
+        size: its last dimension, which stands where that of a cache counts tokens.
+    """
+
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.token_bytes * self.size
+
+
+@dataclass(frozen=True)
 class Graph:
     """What is fed and what comes back.
 
@@ -80,7 +100,8 @@ class Graph:
         keep_rank: dimensions of the input that says how many rows to keep.
         merged: whether a flag says if there is a past (`use_cache_branch`).
         logits: the output's name, and `element` ONNX's number of its type.
-        cache: every tensor of the cache.
+        cache: every tensor of the cache that grows by what is fed.
+        states: every tensor of a fixed size beside it, which can't be cut back.
     """
 
     integers: dict[str, np.dtype[Any]]
@@ -89,6 +110,7 @@ class Graph:
     logits: str
     element: int
     cache: tuple[CacheTensor, ...]
+    states: tuple[StateTensor, ...]
 
     @property
     def itemsize(self) -> int:
@@ -104,6 +126,11 @@ class Graph:
         """Bytes of the cache for each token."""
         return sum(tensor.token_bytes for tensor in self.cache)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all that has a fixed size."""
+        return sum(state.nbytes for state in self.states)
+
 
 _RANKS = {
     "input_ids": (2,),
@@ -118,14 +145,12 @@ _RANKS = {
 def read_graph(name: str, inputs: Sequence[Declared], outputs: Sequence[Declared]) -> Graph:
     """Read what a graph declares. Raises ModelFormatError where it can't be run."""
     returned = {output.name: output for output in outputs}
+    logits = _logits(name, returned)
+    _refuse_parts(name, [entry.name for entry in inputs])
     integers: dict[str, np.dtype[Any]] = {}
     cache: list[CacheTensor] = []
+    states: list[StateTensor] = []
     keep_rank, merged = 0, False
-    if "input_ids" not in {entry.name for entry in inputs}:
-        raise ModelFormatError(
-            f"{name} is no language model's decoder: it takes no input_ids, but "
-            f"{', '.join(entry.name for entry in inputs[:4])}"
-        )
     for entry in inputs:
         ranks = _RANKS.get(entry.name)
         if ranks and entry.type in _INTEGERS and len(entry.shape) in ranks:
@@ -133,23 +158,54 @@ def read_graph(name: str, inputs: Sequence[Declared], outputs: Sequence[Declared
             keep_rank = len(entry.shape) if entry.name == KEEP else keep_rank
         elif entry.name == "use_cache_branch" and entry.type == "tensor(bool)":
             merged = True
-        elif entry.name.startswith("past"):
-            cache.append(_cache_tensor(name, entry, returned))
+        # Some have the past's length as an input too, by a name like a cache's.
+        elif entry.name.startswith("past") and (entry.type in _FLOATS or len(entry.shape) > 2):
+            present = _continued(name, entry, returned)
+            if _is_state(entry, present):
+                states.append(_state_tensor(entry, present))
+            else:
+                cache.append(_cache_tensor(name, entry, present))
         else:
             raise ModelFormatError(
                 f"{name} takes an input that edgespec can't feed: {entry.name} ({entry.type}, "
-                f"{list(entry.shape)})"
+                f"{list(entry.shape)}); choose another export, as `edgespec export onnx` makes it"
             )
-    if not cache:
+    if not cache and not states:
         raise ModelFormatError(
             f"{name} keeps no cache, so each token would cost the whole text: export it with its "
             "past (`edgespec export onnx`, or optimum's task text-generation-with-past)"
         )
-    logits = returned.get("logits")
-    if logits is None or logits.type not in _FLOATS:
-        raise ModelFormatError(f"{name} returns no logits, so it isn't a model that writes text")
     element = _FLOATS[logits.type][0]
-    return Graph(integers, keep_rank, merged, logits.name, element, tuple(cache))
+    return Graph(integers, keep_rank, merged, logits.name, element, tuple(cache), tuple(states))
+
+
+def _logits(name: str, returned: dict[str, Declared]) -> Declared:
+    logits = returned.get("logits")
+    # A classifier's are of the whole text: (batch, classes).
+    if logits is None or logits.type not in _FLOATS or len(logits.shape) in (1, 2):
+        raise ModelFormatError(
+            f"{name} returns no logits of its tokens, so it isn't a model that writes text"
+        )
+    return logits
+
+
+def _refuse_parts(name: str, inputs: Sequence[str]) -> None:
+    """Refuse a graph that is fed by others of its folder."""
+    if any(map(_FROM_ENCODER.search, inputs)):
+        raise ModelFormatError(
+            f"{name} reads what an encoder makes in another graph, which edgespec doesn't run: "
+            "choose a model that is a decoder alone"
+        )
+    if "input_ids" in inputs:
+        return
+    if "inputs_embeds" in inputs:
+        raise ModelFormatError(
+            f"{name} takes embeddings, which another graph of its folder makes, as models for "
+            "pictures and sound do: choose an export of the text model alone"
+        )
+    raise ModelFormatError(
+        f"{name} is no language model's decoder: it takes no input_ids, but {', '.join(inputs[:4])}"
+    )
 
 
 def present_names(past: str) -> list[str]:
@@ -158,7 +214,8 @@ def present_names(past: str) -> list[str]:
     return [past.replace(word, "present", 1) for word in ("past_key_values", "past")]
 
 
-def _cache_tensor(name: str, entry: Declared, returned: dict[str, Declared]) -> CacheTensor:
+def _continued(name: str, entry: Declared, returned: dict[str, Declared]) -> Declared:
+    """The output that continues an input of the cache, of a type that is known."""
     names = present_names(entry.name)
     present = next((returned[n] for n in names if n in returned), None)
     if present is None:
@@ -167,6 +224,32 @@ def _cache_tensor(name: str, entry: Declared, returned: dict[str, Declared]) -> 
         raise ModelFormatError(
             f"{name} keeps its cache as {entry.type}; edgespec knows float, float16 and bfloat16"
         )
+    return present
+
+
+def _is_state(entry: Declared, present: Declared) -> bool:
+    """Whether each pass gives a tensor of the same fixed size. Keys and values aren't one: where
+    those have a fixed size, there is room for so many tokens.
+    """
+    layer = entry.name.replace("past_key_values", "")
+    sizes = entry.shape[1:]
+    return (
+        not ("key" in layer or "value" in layer)
+        and bool(sizes)
+        and all(isinstance(size, int) and size > 0 for size in sizes)
+        and (entry.shape[0] == 1 or not isinstance(entry.shape[0], int))
+        and len(present.shape) == len(entry.shape)
+        and all(b == a for a, b in zip(sizes, present.shape[1:], strict=True) if isinstance(b, int))
+    )
+
+
+def _state_tensor(entry: Declared, present: Declared) -> StateTensor:
+    *before, size = map(int, entry.shape[1:])
+    element, itemsize = _FLOATS[entry.type]
+    return StateTensor(entry.name, present.name, element, itemsize, (1, *before), (), size)
+
+
+def _cache_tensor(name: str, entry: Declared, present: Declared) -> CacheTensor:
     open_axes = [i for i, size in enumerate(entry.shape) if i > 0 and not isinstance(size, int)]
     batch = entry.shape[0] if entry.shape else 0
     if len(open_axes) != 1 or (isinstance(batch, int) and batch != 1):

@@ -17,10 +17,10 @@ from edgespec.backends import LoadOptions
 from edgespec.backends.onnx_folder import OnnxFolder, find
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.backends.ort import OrtSession
-from edgespec.backends.ort_cache import GrownCache, InPlaceCache
+from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
 from edgespec.backends.ort_graph import ROWS, Graph, read_graph
 from edgespec.backends.ort_notes import attention_note, copied_note, gpu_names, window_note
-from edgespec.backends.ort_probe import examine, first_pass
+from edgespec.backends.ort_probe import RowShape, examine, first_pass
 from edgespec.backends.ort_providers import (
     CPU,
     Opened,
@@ -28,6 +28,7 @@ from edgespec.backends.ort_providers import (
     on_the_cpu,
     open_session,
 )
+from edgespec.backends.ort_states import StatefulCache
 from edgespec.errors import ConfigError, ModelError, ModelFormatError, NumericalError
 from edgespec.platform.huge_pages import huge_pages
 from edgespec.session import CancelFlag, Model
@@ -60,11 +61,11 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             stopped=cancel.is_set,
         )
 
-    def tried(opened: Opened) -> Model:
+    def tried(on_device: Opened, *fallback: str) -> Model:
         # The cache, and what the first passes take, as the weights before them.
-        on_cpu = opened.device.provider == CPU
+        on_cpu = on_device.device.provider == CPU
         with huge_pages(cancel.is_set) if on_cpu else nullcontext():
-            return _model(folder, opened, context_size, notes, cancel)
+            return _model(folder, on_device, context_size, [*fallback, *notes], cancel)
 
     first = opened(options.device)
     try:
@@ -78,29 +79,33 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
             error = NumericalError(f"{folder.name} overflows on {first.device.label}")
         if options.device != "auto" and not options.allow_cpu:
             raise type(error)(f"{error}; or choose --device cpu") from error
-        notes = [on_the_cpu(folder.name, str(error)), *notes]
+        reason = on_the_cpu(folder.name, str(error))
     del first  # and with it its memory on the device
-    return tried(opened("cpu"))
+    return tried(opened("cpu"), reason)
 
 
 def _model(
     folder: OnnxFolder, opened: Opened, context_size: int, notes: list[str], cancel: CancelFlag
 ) -> Model:
-    """The model of an opened graph, once it was tried out. Raises ModelError."""
+    """The model of an opened graph, once it was tried out. Raises ModelError.
+
+    `notes`: what is to be told beside what shows here.
+    """
     name = folder.name
+    notes = [*opened.notes, *notes]
     # An input with a default, as our exports choose their rows, is listed apart.
-    rows = [v for v in opened.native.get_overridable_initializers() if v.name == ROWS]
-    inputs = [*opened.native.get_inputs(), *rows]
+    defaults = [v for v in opened.native.get_overridable_initializers() if v.name == ROWS]
+    inputs = [*opened.native.get_inputs(), *defaults]
     graph = read_graph(name, inputs, opened.native.get_outputs())
-    logits = first_pass(name, opened.native, graph)
+    rows = first_pass(name, opened.native, graph)
     metadata = opened.native.get_modelmeta().custom_metadata_map
-    head = narrow.read_metadata(name, metadata, logits[1])
-    vocab_size = logits[1] if head is None else head[1]
+    head = narrow.read_metadata(name, metadata, rows.width)
+    vocab_size = rows.width if head is None else head[1]
     tokenizer = OnnxTokenizer(folder, vocab_size)
     apart = attends_on_cpu(opened.native, opened.device)
     # A cache on the device would be copied to the CPU and back in each pass.
     place = "cpu" if apart else opened.device.memory
-    session = _open(opened, graph, name, context_size, logits, cancel, place)
+    session = _open(opened, graph, name, context_size, rows, cancel, place)
     session.vocab_size = vocab_size
     try:
         if isinstance(session.cache, GrownCache):
@@ -109,22 +114,19 @@ def _model(
     except BaseException:
         session.close()
         raise
-    opened.notes.extend(notes)
     only_drafts = findings.only_drafts
     if head is not None:
         session.widen(head[0])
         only_drafts = "its head holds a part of its vocabulary"
     if apart:
-        opened.notes.append(attention_note(name, opened.device))
+        notes.append(attention_note(name, opened.device))
     elif place not in ("cpu", "cuda") and not session.cache.in_place:
-        opened.notes.append(copied_note(name, opened.device))
+        notes.append(copied_note(name, opened.device))
     window = folder.window if session.cache.in_place else None
     if window is not None and window < context_size:
-        opened.notes.extend(window_note(name, window, opened.device))
+        notes.extend(window_note(name, window, opened.device))
     if not session.can_rollback:
-        opened.notes.append(
-            f"{name} can't forget a part of its text, so it runs without speculation"
-        )
+        notes.append(f"{name} can't forget a part of its text, so it runs without speculation")
     details = {
         "device": opened.label,
         "architecture": folder.architecture,
@@ -138,7 +140,7 @@ def _model(
         session,
         tokenizer,
         tokenizer.template,
-        opened.notes,
+        notes,
         details,
         only_drafts,
         findings.rounding,
@@ -168,17 +170,29 @@ def _open(
     graph: Graph,
     name: str,
     context_size: int,
-    logits: tuple[int, int],
+    rows: RowShape,
     cancel: CancelFlag,
     place: str,
 ) -> OrtSession:
     """A session with the best cache that the graph works with, in the memory of `place`."""
-    memory = opened.device.memory
     mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
 
     def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
-        cache = kind(graph.cache, size, place, mask_type)
-        return OrtSession(opened.native, graph, name, cache, size, logits, cancel, memory)
+        cache: Cache = kind(graph.cache, size, place, mask_type)
+        if graph.states:
+            if isinstance(cache, GrownCache):
+                cache.holes = False  # with nothing that can be taken back they aren't tried
+            cache = StatefulCache(cache, graph.states, place)
+        return OrtSession(
+            opened.native,
+            graph,
+            name,
+            cache,
+            context_size=size,
+            rows=rows,
+            cancel=cancel,
+            memory=opened.device.memory,
+        )
 
     trial = session(InPlaceCache, min(16, context_size))
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -55,10 +55,18 @@ class Probed(Protocol):
     def rollback(self, length: int) -> None: ...
 
 
-def first_pass(name: str, native: Any, graph: Graph) -> tuple[int, int]:
-    """The rows that a pass over two tokens returns (of the last alone, where it can be asked for
-    that), and the numbers in each. Raises ModelFormatError, ModelError.
+class RowShape(NamedTuple):
+    """What a pass over two tokens returns, asked for the last row alone where it can be.
+
+    rows: 1 or 2; width: numbers in a row, which is the vocabulary or, of a narrow head, a part.
     """
+
+    rows: int
+    width: int
+
+
+def first_pass(name: str, native: Any, graph: Graph) -> RowShape:
+    """Run two tokens. Raises ModelFormatError, ModelError."""
     binding = native.io_binding()
     nothing = HostBlock(0)
     cache = GrownCache(graph.cache, 2, "cpu", graph.integers.get("attention_mask", np.int64))
@@ -66,6 +74,10 @@ def first_pass(name: str, native: Any, graph: Graph) -> tuple[int, int]:
     for tensor in graph.cache:
         nothing.bind_input(binding, tensor, 0)
         binding.bind_output(tensor.present)
+    zeros = [HostBlock(state.nbytes) for state in graph.states]
+    for state, block in zip(graph.states, zeros, strict=True):
+        block.bind_input(binding, state, state.size)
+        binding.bind_output(state.present)
     Feeds(binding, graph, cache.mask, 2, "cpu").bind(np.zeros(2, np.int64), cache, 1)
     try:
         native.run_with_iobinding(binding)
@@ -79,7 +91,7 @@ def first_pass(name: str, native: Any, graph: Graph) -> tuple[int, int]:
         raise ModelError(f"{name} can't run two tokens: {short_reason(error, 300)}") from error
     if len(shape) != 3 or shape[0] != 1 or shape[1] not in (1, 2):
         raise ModelFormatError(f"{name} returns logits of the shape {list(shape)} for two tokens")
-    return shape[1], shape[2]
+    return RowShape(shape[1], shape[2])
 
 
 def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
@@ -103,7 +115,8 @@ def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
     if (off := distance(together, single[1:])) > SAME:
         reason = f"a pass over three tokens gives something else than three passes ({off:.0%} off)"
         return _done(session, reason)
-    _examine_rollback(session, tokens, max(_TRACE, min(3 * off, SAME)))
+    if session.can_rollback:
+        _examine_rollback(session, tokens, max(_TRACE, min(3 * off, SAME)))
     session.rollback(0)
     return Findings("", float(np.abs(together - single[1:]).max()))
 

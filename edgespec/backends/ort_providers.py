@@ -99,7 +99,7 @@ class Opened:
     native: Any
     device: Device
     label: str
-    notes: list[str]
+    notes: tuple[str, ...]
 
 
 def open_session(
@@ -162,7 +162,7 @@ def open_session(
             label += f" (not verified: ONNX Runtime {ort.__version__} doesn't tell)"
         elif share is not None and share[0] < share[1]:
             label += f" ({share[0]} of {share[1]} operations, the others on the CPU)"
-        return Opened(native, chosen, label, notes)
+        return Opened(native, chosen, label, tuple(notes))
     if isinstance(failed, ModelFormatError):  # the file's own fault, on the CPU too
         raise failed
     if failed is not None and twice is None:  # nothing is missing that could be installed
