@@ -29,7 +29,6 @@ from tui_fakes import (
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.tui import items
-from edgespec.tui.conversing import _SOON, TICK, until_next_look
 from edgespec.tui.messages import (
     Choice,
     DownloadEnded,
@@ -41,6 +40,7 @@ from edgespec.tui.messages import (
 from edgespec.tui.pairs import list_pairs
 from edgespec.tui.screens.download import DownloadScreen
 from edgespec.tui.screens.pairs import PairPicker
+from edgespec.tui.ticking import SOON, TICK, until_next_look
 from edgespec.tui.writer import NotSaved, Writer
 
 LONG = "\n\n".join(f"line {number}" for number in range(80))
@@ -596,7 +596,7 @@ def test_leaving_right_after_an_edited_question_was_stopped() -> None:
             pass
         await pilot.press("f2", "!", "enter")
         await until(lambda: len(s.runtime.asked) == 2, pilot)
-        s.app._ticking = False
+        s.app.ticker._started = False
         await pilot.press("escape", "ctrl+q")
 
     left = stage(held=True)
@@ -664,7 +664,7 @@ def test_what_came_before_a_failure_is_kept(tmp_path: Path) -> None:
 def test_an_answer_that_ended_since_the_last_look_is_kept_whole(
     how: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    from edgespec.tui.app import run
+    from edgespec.tui.leaving import run
     from edgespec.tui.messages import Turn
 
     stores = store(tmp_path)
@@ -909,7 +909,7 @@ def test_that_a_conversation_goes_on_in_a_copy_is_said_once(tmp_path: Path) -> N
 def test_what_couldnt_be_saved_is_told_after_leaving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from edgespec.tui.app import run
+    from edgespec.tui.leaving import run
 
     (tmp_path / "conversations").write_text("no folder")
     s = stage(stores=store(tmp_path), held=True)
@@ -929,7 +929,7 @@ def test_what_couldnt_be_saved_is_told_after_leaving(
 def test_a_conversation_that_was_deleted_isnt_unsaved_after_leaving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from edgespec.tui.app import run
+    from edgespec.tui.leaving import run
 
     stores = store(tmp_path)
     s = stage(stores=stores)
@@ -959,7 +959,7 @@ def test_a_conversation_that_was_deleted_isnt_unsaved_after_leaving(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that takes nothing")
 def test_a_chat_whose_terminal_is_gone_waits_for_no_model(tmp_path: Path, monkeypatch: Any) -> None:
-    from edgespec.tui.app import run
+    from edgespec.tui.leaving import run
 
     (tmp_path / "conversations").write_text("no folder")
     s = stage(stores=store(tmp_path))
@@ -1140,7 +1140,7 @@ def test_a_pair_that_was_named_is_the_usual_one_once_it_was_loaded(
     for name in ("CONFIG", "DATA"):
         monkeypatch.setenv(f"EDGESPEC_{name}", str(tmp_path))
     monkeypatch.setattr("edgespec.terminal.line_chat_reason", lambda environment: "")
-    monkeypatch.setattr("edgespec.tui.app.run", run)
+    monkeypatch.setattr("edgespec.tui.leaving.run", run)
     s = stage()
     assert main(["chat", "--pair", "qwen3-4b"]) == 0
     found[0].bridge, s.app = s.app.bridge, found[0]
@@ -1265,8 +1265,8 @@ def test_looks_get_rarer_the_longer_drawing_takes() -> None:
         delays: list[float] = []
         s.app.set_timer = lambda delay, *_: delays.append(delay)  # type: ignore[method-assign]
         for total in (0.02, 0.05):
-            s.app._spent = lambda total=total: total  # type: ignore[misc]
-            s.app._tick()
+            s.app.ticker._spent = lambda total=total: total  # type: ignore[misc]
+            s.app.ticker._tick()
         assert delays == pytest.approx([0.5, 0.75])
 
     drive(stage(), body)
@@ -1279,6 +1279,6 @@ def test_a_stop_shows_at_once_however_long_drawing_takes() -> None:
         s.runtime.allow(3)
         await pilot.press("escape")
         await until(lambda: not s.app.busy, pilot)
-        assert len(s.app.talk.turns) == 1 and max(_SOON) < 0.2
+        assert len(s.app.talk.turns) == 1 and max(SOON) < 0.2
 
     drive(stage(held=True, tick=RARELY), body)

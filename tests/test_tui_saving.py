@@ -26,8 +26,8 @@ from tui_fakes import (
 
 from edgespec import platform
 from edgespec.tui import items
-from edgespec.tui.app import run
 from edgespec.tui.history import History
+from edgespec.tui.leaving import run
 from edgespec.tui.messages import Preferences, Turn
 from edgespec.tui.saving import StillSaving
 
@@ -529,7 +529,7 @@ def test_what_was_set_last_is_kept_on_leaving(
 
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)
-        s.app._ticking = False  # nobody looks any more
+        s.app.ticker._started = False  # nobody looks any more
         await pilot.press("ctrl+g")
 
     monkeypatch.setattr(s.app, "run", lambda: drive(s, body))

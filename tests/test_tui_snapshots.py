@@ -112,7 +112,7 @@ def test_download(picture: Any) -> None:
         await until(lambda: s.app._load > 0, pilot)
         await until(lambda: s.app.figures.status.startswith("loading"), pilot)
         s.app.take(Downloading("tiny", "tiny-135m", 34_000_000, 98_362_432))
-        s.app._ticking = False  # what the load says next would hide it
+        s.app.ticker._started = False  # what the load says next would hide it
         await pilot.press(*"I can write meanwhile")
 
     picture(s, prepare, SIZES["usual"])

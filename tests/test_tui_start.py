@@ -69,9 +69,9 @@ def test_where_the_chat_is_line_by_line(
 EARLY = """
     cli commands commands.chat commands.shared errors options platform terminal tomlfile tui tui.app
     tui.bridge tui.charts tui.claim tui.commands tui.conversing tui.document tui.doing tui.driver
-    tui.files
-    tui.history tui.items tui.lines tui.markdown tui.messages tui.palette tui.panel tui.saving
-    tui.settings tui.settings_file tui.showing tui.shown tui.talk tui.themes tui.widgets
+    tui.files tui.history tui.items tui.leaving tui.lines tui.markdown tui.messages tui.palette
+    tui.panel tui.saving
+    tui.settings tui.settings_file tui.showing tui.shown tui.talk tui.themes tui.ticking tui.widgets
     tui.widgets.board tui.widgets.composer tui.widgets.scrolled tui.widgets.search
     tui.widgets.suggestions tui.widgets.transcript units
 """

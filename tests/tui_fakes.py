@@ -24,8 +24,8 @@ from edgespec.planner import PlannerStatus
 from edgespec.tui import items
 from edgespec.tui.app import ChatApp
 from edgespec.tui.bridge import Bridge
-from edgespec.tui.conversing import Stores
 from edgespec.tui.messages import Choice, Preferences, Settings
+from edgespec.tui.showing import Stores
 
 DRAFTING = PlannerStatus("lookup", 4, False, "a draft of 4 pays", 1.62)
 PARKED = PlannerStatus("", 0, True, "a draft of 1 should add 0.2 tokens, which is too little", 1.0)

@@ -7,47 +7,37 @@ command too, so that it can be typed, found in the palette and clicked.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.driver import Driver
-from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Footer, TextArea
 
 from edgespec import platform
 from edgespec.errors import EdgespecError
-from edgespec.terminal import printable
 from edgespec.tui import commands
-from edgespec.tui.doing import Doing, Mistyped
+from edgespec.tui.doing import Doing
 from edgespec.tui.driver import on_stdout
-from edgespec.tui.items import Item
-from edgespec.tui.saving import StillSaving
-from edgespec.tui.showing import WIDE
 from edgespec.tui.shown import one_line
 from edgespec.tui.themes import DARK, LIGHT
-from edgespec.tui.widgets.board import TokenLine
 from edgespec.tui.widgets.composer import Composer
 from edgespec.tui.widgets.search import SearchBar
 from edgespec.tui.widgets.suggestions import Suggestions
 from edgespec.tui.widgets.transcript import Transcript
 
-_HIGH = 22
-"""Rows from which what is written may fill as many as the stylesheet says."""
+if TYPE_CHECKING:
+    from edgespec.tui.searching import Search
+
 _LOOK_FOR_TERMINAL_S = 2.0
-_PATIENCE = 0.5
-"""Seconds that leaving waits for models that are computing or loading."""
-_NEED_SETTINGS = ("pair", "system", "set", "save", "settings")
-"""Commands that look at the pair's settings or change them."""
 
 
 class ChatScreen(Screen[None]):
@@ -84,10 +74,6 @@ class ChatApp(Doing):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.inspector = TokenLine()
-        self.suggestions = Suggestions()
-        self.search = SearchBar()
-        self._match = 0
         self._offered: tuple[str, list[str]] = ("", [])  # a command, and what may follow it
         self.failure = ""
         self._wear(self.preferences.theme)
@@ -115,7 +101,7 @@ class ChatApp(Doing):
 
     def get_default_screen(self) -> Screen[Any]:
         """The screen that is always there, laid out for the terminal as it is."""
-        looks = self._looks(self.size)
+        looks = self.looks(self.size)
         return ChatScreen(id="_default", classes=" ".join(name for name in looks if looks[name]))
 
     def compose(self) -> ComposeResult:
@@ -165,7 +151,7 @@ class ChatApp(Doing):
         self.open_pair(self.choice, settings)
         if self._stopped_early:
             self.bridge.cancel_load()
-        self.start_ticking()
+        self.ticker.start()
         from edgespec.tui.ahead import import_ahead
 
         self.run_worker(import_ahead, thread=True, exit_on_error=False)
@@ -178,17 +164,6 @@ class ChatApp(Doing):
     def on_resize(self, event: events.Resize) -> None:
         """Put the panel where there is room."""
         self._lay_out(event.size)
-
-    def _lay_out(self, size: Size) -> None:
-        for name, has in self._looks(size).items():
-            self.screen_stack[0].set_class(has, name)
-
-    def _looks(self, size: Size) -> dict[str, bool]:
-        """The screen's classes, as the stylesheet has them."""
-        wide, shown = size.width >= WIDE, self.preferences
-        looks = {"wide": wide, "narrow": not wide, "low": size.height < _HIGH}
-        panel = shown.panel and self.has_room_for_panel(size)
-        return looks | {"panel": panel, "tokens": shown.tokens}
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys of the chat rest while another screen is open; "stop" shows when it has a use."""
@@ -295,21 +270,6 @@ class ChatApp(Doing):
                 return list(load_registry().pairs)
         return {"copy": ["code"], "export": ["md", "json"]}.get(name, [])
 
-    def run_command(self, command: commands.Command, words: str) -> bool:
-        """Do what a command says; False where it can't be, and the person was told why."""
-        if command.name in _NEED_SETTINGS and self.awaits_settings():
-            return False
-        with_words = getattr(self, f"command_{command.name}", None)
-        try:
-            if with_words is not None:
-                with_words(words)
-            else:
-                getattr(self, f"action_{command.name}")()
-        except EdgespecError as error:
-            self.tell(str(error), "warning" if isinstance(error, Mistyped) else "error")
-            return False
-        return True
-
     def on_transcript_token_pointed(self, event: Transcript.TokenPointed) -> None:
         """Say what is known of a token."""
         known = event.answer is not None and 0 <= event.index < len(event.answer.pieces)
@@ -318,29 +278,13 @@ class ChatApp(Doing):
     def on_search_bar_wanted(self, event: SearchBar.Wanted) -> None:
         """Go to a match, from the newest backwards."""
         self.transcript.find(event.text)
-        find = self._find(event.text, event.step)
-        self.run_worker(find, group="search", exclusive=True)
+        self.run_worker(self._finder.go(event.text, event.step), group="search", exclusive=True)
 
-    async def _find(self, text: str, step: int) -> None:
-        """The same; keys are obeyed meanwhile, as all that has the text must be laid out."""
-        from edgespec.tui.finding import lines_with
+    @cached_property
+    def _finder(self) -> Search:
+        from edgespec.tui.searching import Search
 
-        document = self.transcript.document
-        matches: list[tuple[Item, int]] = []
-        for item in tuple(document.items):
-            found = lines_with(item, document.width, text)
-            matches += [(item, line) for line in found]
-            if found:
-                await asyncio.sleep(0)
-        if step == 0 or self._match >= len(matches):
-            self._match = len(matches) - 1
-        elif matches:
-            self._match = (self._match + step) % len(matches)
-        if matches:
-            item, line = matches[self._match]
-            if item in document.items:
-                self.transcript.go_to(document.items.index(item), line)
-        self.search.tell(self._match + 1, len(matches))
+        return Search(self.transcript, self.search)
 
     def on_search_bar_closed(self) -> None:
         """Back to writing; the reader stays where the match was."""
@@ -375,50 +319,3 @@ _RESTING = {key.action for key in ChatApp.BINDINGS if isinstance(key, Binding)}
 _RESTING |= {"command_palette"}
 _RESTING -= {"interrupt", "quit"}
 """What the chat's keys do only while no other screen is open."""
-
-
-def run(app: ChatApp) -> int:
-    """Run the chat until the person leaves; returns the exit status, 1 where something isn't saved.
-
-    Native code that doesn't end in a moment isn't waited for: everything worth keeping is on the
-    disk, and the terminal is as it was.
-    """
-    try:
-        app.run()
-    finally:
-        failures = _keep(app)
-    _say(app.failure, app.unsaved)
-    status = app.return_code or int(bool(app.unsaved or failures))
-    if not app.bridge.close(_PATIENCE):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a terminal that is gone
-                stream.flush()
-        os._exit(status)
-    return status
-
-
-def _keep(app: ChatApp) -> list[str]:
-    """Have all that was said on the disk, however the chat was left; a long wait is told.
-
-    Returns what went wrong with settings, exports and copies, which is told too.
-    """
-    app.take_last_words()
-    history = app.stores.history
-    if history is not None:
-        try:
-            history.saving.settle()
-        except StillSaving:
-            _say("the disk is still saving the last turn; waiting for it")
-        history.close()
-        history.saving.failures()  # raises what went wrong beside the disk
-    app.stores.writing.settle(forever=True)
-    failures = app.stores.writing.failures()
-    _say(*failures)
-    return failures
-
-
-def _say(*sentences: str) -> None:
-    """Tell on stderr what isn't empty; where it is a terminal that is gone, nobody."""
-    with suppress(OSError):
-        for sentence in filter(None, sentences):
-            print(printable(f"edgespec: {sentence}"), file=sys.stderr)

@@ -13,7 +13,8 @@ class Command(NamedTuple):
     """One command; the app does it in `command_NAME`, or `action_NAME` where it takes no words.
 
     `words` is what may follow, as the help shows it; `keys` is a key that does the same; `lines`:
-    the words may have several lines.
+    the words may have several lines; `needs_settings`: it looks at the pair's settings or changes
+    them, so it waits until they are read.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Command(NamedTuple):
     keys: str = ""
     aliases: tuple[str, ...] = ()
     lines: bool = False
+    needs_settings: bool = False
 
     @property
     def title(self) -> str:
@@ -31,11 +33,13 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("help", "show keys and commands", keys="f1"),
-    Command("pair", "choose the models to talk to", "[NAME]", "ctrl+o", ("model",)),
-    Command("system", "set the system prompt, from the next answer on", "TEXT", lines=True),
-    Command("set", "change a setting", "NAME VALUE", lines=True),
-    Command("save", "keep this pair's settings for the next time"),
-    Command("settings", "look at all settings", keys="ctrl+s"),
+    Command("pair", "choose the models to talk to", "[NAME]", "ctrl+o", ("model",),
+            needs_settings=True),
+    Command("system", "set the system prompt, from the next answer on", "TEXT", lines=True,
+            needs_settings=True),
+    Command("set", "change a setting", "NAME VALUE", lines=True, needs_settings=True),
+    Command("save", "keep this pair's settings for the next time", needs_settings=True),
+    Command("settings", "look at all settings", keys="ctrl+s", needs_settings=True),
     Command("export", "write the conversation to a file", "[md|json] [FILE]"),
     Command("clear", "begin a new conversation; the old one stays in the history", keys="ctrl+n",
             aliases=("new",)),
@@ -57,6 +61,11 @@ COMMANDS = (
 )  # fmt: skip
 
 _BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
+
+
+def named(name: str) -> Command:
+    """The command of this name or alias; KeyError where there is none."""
+    return _BY_NAME[name]
 
 
 def parse(line: str) -> tuple[Command | None, str, str]:
@@ -85,6 +94,11 @@ def is_command(text: str) -> bool:
         return False
     command = _BY_NAME.get(first[1:].lower())
     return "\n" not in text.strip() or (command is not None and command.lines)
+
+
+def as_written(question: str) -> str:
+    """A question as it is written to be asked: behind a space where it looks like a command."""
+    return f" {question}" if is_command(question.strip("\n")) else question
 
 
 def completions(line: str, values: Sequence[str] = ()) -> list[str]:

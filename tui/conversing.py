@@ -9,7 +9,8 @@ from __future__ import annotations
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
-from edgespec.tui import commands, items
+from edgespec.tui import items
+from edgespec.tui.commands import as_written
 from edgespec.tui.messages import (
     Choice,
     Downloading,
@@ -27,8 +28,9 @@ from edgespec.tui.messages import (
     Turn,
 )
 from edgespec.tui.panel import caption
-from edgespec.tui.showing import Showing, Stores, count
+from edgespec.tui.showing import Showing, count
 from edgespec.tui.shown import one_line
+from edgespec.tui.ticking import TICK, Ticker
 from edgespec.tui.widgets.composer import BUSY, IDLE
 from edgespec.units import human_bytes
 
@@ -37,25 +39,8 @@ if TYPE_CHECKING:
 
     from edgespec.tui.writer import Writer
 
-__all__ = ["Conversing", "Stores"]
-
-TICK = 0.1
-"""Seconds from one look at the events to the next, unless drawing takes too long for that."""
-SHARE = 0.04
-"""The share of a processor that drawing may take: the models compute on the same ones."""
-_LONGEST_TICK = 1.0
-_SOON = (0.05, 0.1, 0.18)
-"""Seconds after a stop at which to look, whatever drawing took: a stop must be seen at once."""
-
-
-def until_next_look(used: float, tick: float = TICK) -> float:
-    """Seconds until the app looks for events again, where drawing took `used` seconds of late."""
-    return max(tick, min(_LONGEST_TICK, used / SHARE))
-
-
-def as_written(question: str) -> str:
-    """A question as it is written to be asked: behind a space where it looks like a command."""
-    return f" {question}" if commands.is_command(question.strip("\n")) else question
+_READING = "reading the question"
+"""Stands in the line of figures until the answer's first text."""
 
 
 class Conversing(Showing):
@@ -71,7 +56,7 @@ class Conversing(Showing):
     ) -> None:
         """`remember`: the pair that was named, to begin with the next time too.
 
-        `tick`: see `TICK`; `spent`: seconds of a processor that drawing took until now.
+        `tick` and `spent`: see `Ticker`.
         """
         super().__init__(*args, **options)
         self._load = -1
@@ -81,32 +66,18 @@ class Conversing(Showing):
         self._answer: items.Answer | None = None
         self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
         self._waiting: items.Question | None = None
-        self.draft = ""  # what was being written when an earlier question took its place
         self._shown_busy = True
-        self._pace, self._spent = tick, spent
-        self._used = 0.0
-        self._ticking = False
+        self.ticker = Ticker(self, self._look, tick=tick, spent=spent)
 
-    # ------------------------------------------------------------------------------------- time
+    # ----------------------------------------------------------------------------- what came
 
-    def start_ticking(self) -> None:
-        """Look for events from now on."""
-        self._ticking = True
-        self._used = self._spent()
-        self._tick()
-
-    def _tick(self) -> None:
-        """Take what came, and come back the later the more of the processor drawing took."""
-        if not self._ticking or not self.is_running:
-            return
+    def _look(self) -> None:
         self._drain()
         self._take_saved(self.note)
         self._take_written()
-        before, self._used = self._used, self._spent()
-        self.set_timer(until_next_look(self._used - before, self._pace), self._tick)
 
     def _drain(self) -> None:
-        if self._ticking and self.is_running:
+        if self.ticker.looking:
             for event in self.bridge.drain():
                 self.take(event)
             self._show_busy()
@@ -259,8 +230,7 @@ class Conversing(Showing):
         if self.talk.running is not None:
             self.bridge.stop()
             self._say("stopping")
-            for seconds in _SOON:
-                self.set_timer(seconds, self._drain)
+            self.ticker.soon(self._drain)
 
     @property
     def has_settings(self) -> bool:
@@ -303,7 +273,7 @@ class Conversing(Showing):
         if more:
             before = [item for item in self._replaced if isinstance(item, items.Answer)]
             answer.pieces = list(before[0].pieces) if before else []
-        self._say("reading the question")
+        self._say(_READING)
         self._show_busy()
         self.composer.placeholder = BUSY
         self.bridge.ask(ask)
@@ -316,7 +286,7 @@ class Conversing(Showing):
                 for note in notes:
                     self.tell(note)
             case Streamed(_, text, pieces, completes):
-                if self.figures.status == "reading the question":
+                if self.figures.status == _READING:
                     self._say("")
                 answer.take_back(completes)
                 answer.append(text, pieces)
@@ -398,16 +368,6 @@ class Conversing(Showing):
         self._drop_waiting()
         if question:
             self.composer.put_back(as_written(question))
-
-    def set_draft_aside(self) -> None:
-        """Keep what is written, as something else is to be written first."""
-        self.draft = "\n".join(filter(None, [self.draft, self.composer.text]))
-
-    def give_draft_back(self) -> None:
-        """Go on with what was set aside."""
-        draft, self.draft = self.draft, ""
-        if draft:
-            self.composer.put(draft)
 
     def _drop_waiting(self) -> None:
         if self._waiting is not None:

@@ -13,13 +13,11 @@ from textual.widgets import Input, TextArea
 
 from edgespec.errors import EdgespecError
 from edgespec.terminal import printable
-from edgespec.tui import items
-from edgespec.tui.conversing import Conversing, as_written
+from edgespec.tui import commands, items
+from edgespec.tui.commands import as_written
+from edgespec.tui.conversing import Conversing
 from edgespec.tui.messages import LOADED_WITH, Choice, Settings
 from edgespec.tui.shown import one_line
-from edgespec.tui.widgets.board import TokenLine
-from edgespec.tui.widgets.search import SearchBar
-from edgespec.tui.widgets.suggestions import Suggestions
 
 _SETTING = re.compile(r"(?P<name>[^\s=]*)\s*=?\s*(?P<value>.*)", re.DOTALL)
 _COPIED = re.compile(r"(?P<answer>\d{1,6})? *(?P<code>code(?: *(?P<block>\d{1,6}))?)?")
@@ -32,9 +30,20 @@ class Mistyped(EdgespecError):
 class Doing(Conversing):
     """Actions and commands."""
 
-    inspector: TokenLine
-    suggestions: Suggestions
-    search: SearchBar
+    def run_command(self, command: commands.Command, words: str) -> bool:
+        """Do what a command says; False where it can't be, and the person was told why."""
+        if command.needs_settings and self._awaits_settings():
+            return False
+        with_words = getattr(self, f"command_{command.name}", None)
+        try:
+            if with_words is not None:
+                with_words(words)
+            else:
+                getattr(self, f"action_{command.name}")()
+        except EdgespecError as error:
+            self.tell(str(error), "warning" if isinstance(error, Mistyped) else "error")
+            return False
+        return True
 
     # ------------------------------------------------------------------------------------ actions
 
@@ -163,8 +172,7 @@ class Doing(Conversing):
 
     def action_pair(self) -> None:
         """Choose a pair."""
-        if not self.awaits_settings():
-            self.command_pair("")
+        self.run_command(commands.named("pair"), "")
 
     def action_history(self) -> None:
         """Choose a conversation."""
@@ -175,11 +183,7 @@ class Doing(Conversing):
 
     def action_settings(self) -> None:
         """Look at all settings."""
-        if self.awaits_settings():
-            return
-        from edgespec.tui.screens.settings import SettingsScreen
-
-        self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set_all)
+        self.run_command(commands.named("settings"), "")
 
     def action_save(self) -> None:
         """Keep this pair's settings."""
@@ -208,6 +212,12 @@ class Doing(Conversing):
             PairPicker(self.choice, self.bridge, self.stores.settings, wanted=wanted), self._choose
         )
 
+    def command_settings(self, words: str) -> None:  # noqa: ARG002
+        """Look at all settings."""
+        from edgespec.tui.screens.settings import SettingsScreen
+
+        self.push_screen(SettingsScreen(self.settings, self.choice.label), self._set_all)
+
     def command_system(self, text: str) -> None:
         """Set the system prompt; without words, show it."""
         if text:
@@ -221,7 +231,7 @@ class Doing(Conversing):
         """Change a setting: its name and its value."""
         found = _SETTING.match(words)
         if found is None or not found["name"]:
-            self.action_settings()
+            self.command_settings("")
         else:
             self._set_text(found["name"], found["value"].strip())
 
@@ -308,7 +318,7 @@ class Doing(Conversing):
 
     # ------------------------------------------------------------------------------------- helpers
 
-    def awaits_settings(self) -> bool:
+    def _awaits_settings(self) -> bool:
         """Whether the saved settings aren't there yet to be looked at or changed; it is told."""
         if not self.has_settings:
             self.tell("One moment: the saved settings are being read.", "warning")

@@ -21,8 +21,10 @@ from edgespec.tui.panel import caption
 from edgespec.tui.saving import Saving, StillSaving
 from edgespec.tui.shown import one_line, shown
 from edgespec.tui.talk import Talk
-from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine
+from edgespec.tui.widgets.board import FiguresLine, FiguresPanel, TextLine, TokenLine
 from edgespec.tui.widgets.composer import Composer
+from edgespec.tui.widgets.search import SearchBar
+from edgespec.tui.widgets.suggestions import Suggestions
 from edgespec.tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ WIDE = 104
 """Columns from which the panel stands beside the conversation."""
 _HIGH = 16
 """Rows from which there is room for it below."""
+_TALL = 22
+"""Rows from which what is written may fill as many as the stylesheet says."""
 
 
 @dataclass
@@ -80,11 +84,15 @@ class Showing(App[None]):
         self.transcript = Transcript()
         self.panel = FiguresPanel()
         self.figures = FiguresLine()
+        self.inspector = TokenLine()
+        self.suggestions = Suggestions()
+        self.search = SearchBar()
         self.composer = Composer()
         self._clock = clock
         self._wall_clock = wall_clock
         self._figured: Figures | None = None
         self._editing: int | None = None
+        self.draft = ""  # what was being written when an earlier question took its place
         self._writer: Writer | None = None
         self._loss_told = False  # that leaving the open conversation loses some of it
 
@@ -121,7 +129,16 @@ class Showing(App[None]):
     # ---------------------------------------------------------------------------------- preferences
 
     def _lay_out(self, size: Size) -> None:
-        """Fit the screen to its size and the preferences; see `ChatApp`."""
+        """Fit the screen to its size and the preferences."""
+        for name, has in self.looks(size).items():
+            self.screen_stack[0].set_class(has, name)
+
+    def looks(self, size: Size) -> dict[str, bool]:
+        """The screen's classes, as the stylesheet has them."""
+        wide, shown = size.width >= WIDE, self.preferences
+        looks = {"wide": wide, "narrow": not wide, "low": size.height < _TALL}
+        panel = shown.panel and self.has_room_for_panel(size)
+        return looks | {"panel": panel, "tokens": shown.tokens}
 
     def has_room_for_panel(self, size: Size) -> bool:
         """Whether the conversation can be read beside or above the figures panel."""
@@ -234,6 +251,16 @@ class Showing(App[None]):
         if mode != self.figures.mode:
             self.figures.mode = mode
             self.figures.changed()
+
+    def set_draft_aside(self) -> None:
+        """Keep what is written, as something else is to be written first."""
+        self.draft = "\n".join(filter(None, [self.draft, self.composer.text]))
+
+    def give_draft_back(self) -> None:
+        """Go on with what was set aside."""
+        draft, self.draft = self.draft, ""
+        if draft:
+            self.composer.put(draft)
 
     def _show_items(self, turns: Sequence[Turn], *last: items.Item) -> None:
         """Turns as they are kept, in the place of what is shown."""

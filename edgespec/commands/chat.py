@@ -91,11 +91,12 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
 
 
 def _screen(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    from edgespec.tui.app import ChatApp, run
+    from edgespec.tui.app import ChatApp
     from edgespec.tui.bridge import Bridge
-    from edgespec.tui.conversing import Stores
     from edgespec.tui.history import History
+    from edgespec.tui.leaving import run
     from edgespec.tui.settings_file import SettingsFile
+    from edgespec.tui.showing import Stores
 
     file = SettingsFile()
     stores = Stores(History(), file)
