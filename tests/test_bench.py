@@ -1244,6 +1244,7 @@ def test_peers_are_given_paths_that_lead_to_a_whole_model(
     write_tiny(tmp_path / "blob", context=512)
     (tmp_path / "a.gguf").symlink_to("blob")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
     (tmp_path / "it.py").write_text(PEER, encoding="utf-8")
     asked: list[dict[str, Any]] = []
     real = Peer.ask

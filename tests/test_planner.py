@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -530,15 +531,18 @@ def run_loop(planner: Any, drafters: Any, params: SamplingParams) -> list[int]:
     prompt = [1, 2, 3, 4, 2, 3]
     tokens = TokenBuffer(prompt)
     pieces = [bytes([97 + i]) for i in range(16)]
-    for _ in decode(
-        CachedSession(FakeSession(16, scale=5.0)),
-        tokens,
-        sampler=Sampler(params, 16, prompt),
-        planner=planner,
-        drafters=drafters,
-        cut=TextStream(PieceTokenizer(pieces), max_tokens=150).cut,
-    ):
-        pass
+    looks = count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.decode.perf_counter", lambda: 0.05 * next(looks))
+        for _ in decode(
+            CachedSession(FakeSession(16, scale=5.0)),
+            tokens,
+            sampler=Sampler(params, 16, prompt),
+            planner=planner,
+            drafters=drafters,
+            cut=TextStream(PieceTokenizer(pieces), max_tokens=150).cut,
+        ):
+            pass
     return tokens.view.tolist()
 
 
