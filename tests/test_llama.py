@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -1072,7 +1073,7 @@ def amx(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     done: list[str] = []
     caches = (llama_params._withheld, llama_params._settled)
     monkeypatch.delenv("EDGESPEC_AMX", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(llama_params, "sys", SimpleNamespace(platform="linux"))
     monkeypatch.setattr(lib, "llama_print_system_info", lambda: b"CPU : AVX2 = 1 | AMX_INT8 = 1 | ")
     monkeypatch.setattr(amx_of_system, "present", lambda: True)
     monkeypatch.setattr(amx_of_system, "granted", lambda: False)
