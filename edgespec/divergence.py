@@ -54,9 +54,10 @@ def compare(
         prompts: questions for the model's chat template, or token ids.
         sampling: for the sampled comparison; None takes the defaults.
         max_tokens: of each answer.
-        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out, as temperature 0
-            does: the greedy one has found all then. A seed in `sampling` is raised by one for each;
-            where it selects `reproducible`, the target alone must draw the same text again.
+        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out, as
+            temperature 0 does, where the greedy one finds all. A seed in `sampling` is raised by
+            one for each; where it selects `reproducible`, the target alone must draw the same text
+            again.
 
     Raises:
         EdgespecError: what opening and generating raise.

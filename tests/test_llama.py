@@ -40,6 +40,7 @@ from edgespec.backends import (
     llama_params,
     llama_tokenizer,
     load_model,
+    native_thread,
 )
 from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama_device import choose_layers
@@ -522,7 +523,7 @@ def test_ctrl_c_stops_the_pass_alone(
     session = model.session
     cancel = session._cancel
 
-    def interrupted(*_: Any, stop: Callable[[], None]) -> int:
+    def interrupted(*_: Any, stop: Callable[[], None], **_others: Any) -> int:
         stop()
         assert cancel.is_set()
         if asked:
@@ -1016,6 +1017,46 @@ def test_a_pass_that_failed_on_the_gpu_behind_its_return_code_gives_no_rows(
     assert session.length == 2
     fails[0] = False
     assert np.allclose(session.forward([3]), expected, atol=1e-5)
+
+
+def test_a_pass_that_fails_so_is_no_other_models(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of two runtimes wait for one thread, and share llama.cpp's log."""
+    models: list[Any] = [load(), load()]
+    fails, works = (model.session for model in models)
+    native, logged, over = llama._logits_address, threading.Event(), threading.Event()
+    found: list[str] = []
+
+    def address(context: Any) -> int | None:
+        if context is fails._handle:
+            llama.log._add(4, b"ggml_metal_synchronize: error: command buffer 0 failed\n", None)
+            logged.set()
+        else:
+            assert logged.wait(20)
+        return native(context)
+
+    def answer(session: Any) -> None:
+        try:
+            found.append(str(session.forward([1, 2]).shape))
+        except ModelError as error:
+            found.append(str(error))
+
+    monkeypatch.setattr(llama, "_logits_address", address)
+    jobs = native_thread._native._jobs
+    threads = [threading.Thread(target=native_thread.compute, args=(over.wait, 20))]
+    threads[0].start()
+    for queued, session in enumerate((fails, works)):
+        threads.append(threading.Thread(target=answer, args=(session,)))
+        threads[-1].start()
+        while jobs.qsize() <= queued:
+            time.sleep(0.001)
+    over.set()
+    for thread in threads:
+        thread.join()
+    said = sorted(found)
+    assert len(said) == 2 and "failed on the GPU (ggml_metal" in said[1], said
+    assert said[0] == str((1, works.vocab_size))
 
 
 def test_a_model_that_fails_so_when_it_is_opened_runs_on_the_cpu(

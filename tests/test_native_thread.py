@@ -6,19 +6,25 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from interrupting import Interrupted, at_each_bytecode, ctrl_c
+from tiny_gguf import write_tiny
+from tiny_onnx import write_tiny_onnx
 
-from edgespec.backends import native_thread
+from edgespec.backends import LoadOptions, load_model, native_thread
 from edgespec.backends.native_thread import compute
 from edgespec.errors import Cancelled, EdgespecError
+from edgespec.session import CancelFlag
 
 
 def test_ctrl_c_at_any_point_waits_for_the_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pressed there, and once more while it is waited for."""
-    monkeypatch.setattr(native_thread, "_POLL_S", 0.0)
+    monkeypatch.setattr(native_thread, "_LOOK_S", 0.001)
 
     def run(interrupted: Interrupted) -> None:
         running, stop = threading.Event(), threading.Event()
@@ -71,13 +77,73 @@ def test_no_wait_is_without_limit(monkeypatch: pytest.MonkeyPatch, given_up: boo
         seen.wait(3)  # the test fails where that is in vain
 
     monkeypatch.setattr(native_thread._Job, "wait", watched)
-    monkeypatch.setattr(native_thread, "_LOOK_S", 0.001, raising=False)
+    monkeypatch.setattr(native_thread, "_LOOK_S", 0.001)
     if given_up:
         with pytest.raises(KeyboardInterrupt):
             compute(native, watch=interrupt, stop=stop.set)
     else:
         compute(native)
     assert seen.is_set() and min(waits) > 0
+
+
+@pytest.fixture(params=["GGUF", "ONNX"])
+def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, CancelFlag]]:
+    cancel = CancelFlag()
+    path = (
+        write_tiny(tmp_path / "tiny.gguf")
+        if request.param == "GGUF"
+        else write_tiny_onnx(tmp_path / "tiny")
+    )
+    model = load_model(path, LoadOptions(threads=1), cancel)
+    yield model.session, cancel
+    model.close()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_pass_that_waits_for_its_turn_can_be_left(
+    session: tuple[Any, CancelFlag], closed: bool
+) -> None:
+    """As of a second runtime, while the first one reads a long prompt."""
+    waiting, cancel = session
+    running, over, left = threading.Event(), threading.Event(), threading.Event()
+    failed: list[Exception] = []
+
+    def first() -> None:
+        compute(lambda: (running.set(), over.wait(20)))
+
+    def second() -> None:
+        try:
+            waiting.forward([5] * 40)
+        except Exception as error:
+            failed.append(error)
+        left.set()
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    assert running.wait(20)
+    threads.append(threading.Thread(target=second))
+    threads[1].start()
+    while native_thread._native._jobs.empty():
+        time.sleep(0.001)
+    if closed:
+        threads.append(threading.Thread(target=waiting.close))
+        threads[2].start()
+    else:
+        cancel.set()
+    try:
+        assert left.wait(10)  # the first one still runs
+        if closed:
+            threads[2].join(10)
+            assert not threads[2].is_alive()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert [type(error) for error in failed] == [Cancelled]
+    if not closed:
+        cancel.clear()
+        assert waiting.length == 0
+        assert waiting.forward([5] * 40).shape == (1, waiting.vocab_size)
 
 
 def test_what_fails_by_itself_is_not_stopped() -> None:

@@ -115,6 +115,7 @@ class LlamaSession:
         self._cancel = cancel
         self._abort_callback = params.abort_callback
         self._handle = handle
+        self._rows_at: int | None = None  # the address of the last pass's logits
         self._memory = lib.llama_get_memory(handle)
         self._max_rows = int(params.n_outputs_max)
         self._batch = lib.llama_batch_init(int(params.n_batch), 0, 1)
@@ -219,10 +220,11 @@ class LlamaSession:
         self._wanted[: n - rows] = 0
         self._wanted[n - rows : n] = 1
         self._batch.n_tokens = n
-        log.errors.clear()
-        stop = self._cancel.interrupt
         try:
-            code = compute(lib.llama_decode, self._handle, self._batch, stop=stop)
+            code, self._rows_at, failed = compute(
+                _pass, self._handle, self._batch, rows > 0,
+                watch=self._cancel.check, stop=self._cancel.interrupt,
+            )  # fmt: skip
         except BaseException:
             self._cancel.resume()
             raise
@@ -232,16 +234,12 @@ class LlamaSession:
             raise Cancelled("stopped in the middle of a pass")
         elif code == 1:
             raise ContextFull(f"{self.name} has no room for {n} more tokens: raise --ctx-size")
-        else:
-            self._check_gpu()
+        elif not failed:
             raise ModelError(f"{self.name} failed in llama_decode ({code}): {log.last_error()}")
-
-    def _check_gpu(self) -> None:
-        """Raise ModelError where a GPU failed in the newest pass, whatever its code was."""
-        if log.errors and (said := log.gpu_error()):
+        if failed:
             raise ModelError(
-                f"{self.name} failed on the GPU ({said}): close other programs or choose a smaller "
-                "--ctx-size, and open the model again"
+                f"{self.name} failed on the GPU ({failed}): close other programs or choose a "
+                "smaller --ctx-size, and open the model again"
             )
 
     def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
@@ -257,11 +255,9 @@ class LlamaSession:
 
     def _logits(self, rows: int) -> Logits:
         """The rows of the last pass, (rows, V), as they lie in llama.cpp's memory."""
-        address = _logits_address(self._handle)
-        self._check_gpu()  # it was waited for just now
-        if not address:
+        if not self._rows_at:
             raise ModelError(f"{self.name} returned no logits")
-        return self._view(address, rows, self._row_size)
+        return self._view(self._rows_at, rows, self._row_size)
 
     def _view(self, address: int, rows: int, width: int) -> Logits:
         """Native floats as (rows, width)."""
@@ -294,6 +290,18 @@ class LlamaSession:
         except RollbackError:
             self.can_rollback = False
         self._truncate(0)
+
+
+def _pass(handle: Any, batch: Any, wanted: bool) -> tuple[int, int | None, str]:
+    """On the native thread: a pass's code, the address of its rows, and what a GPU said of failing.
+
+    In one piece, since a GPU's rows are waited for behind its pass, and another model's comes next.
+    """
+    log.errors.clear()
+    log.gpu_errors.clear()
+    code = lib.llama_decode(handle, batch)
+    address = _logits_address(handle) if wanted and code == 0 else None
+    return code, address, log.gpu_error()
 
 
 def _batch_arrays(batch: Any, size: int) -> tuple[TokenIds, TokenIds, Any]:

@@ -26,6 +26,7 @@ class _NativeLog:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.gpu_errors: list[str] = []  # of passes, which clear it on their thread
         self._line = ""
         self._level = logging.DEBUG
         self.callback = lib.llama_log_callback(self._add)  # must outlive every native call
@@ -39,8 +40,7 @@ class _NativeLog:
         Metal only queues a pass. That it failed is logged when its rows are waited for, behind a
         return code that says it went well (`ggml_metal_synchronize`).
         """
-        failed = any(line.startswith("ggml_metal") for line in self.errors)
-        return ", ".join(self.errors[:2]) if failed else ""
+        return ", ".join(self.gpu_errors[:2])
 
     def _add(self, level: int, text: bytes, _: Any) -> None:
         if level != _CONTINUED:
@@ -50,6 +50,8 @@ class _NativeLog:
         for line in filter(str.strip, lines):
             if self._level >= logging.WARNING:
                 self.errors = [*self.errors[:8], line.strip()]
+                if self.gpu_errors or line.startswith("ggml_metal"):
+                    self.gpu_errors = [*self.gpu_errors[:8], line.strip()]
             logger.log(self._level, "%s", line.rstrip())
 
 

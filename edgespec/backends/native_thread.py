@@ -20,30 +20,27 @@ from edgespec.errors import Cancelled, EdgespecError
 from edgespec.platform import after_fork
 
 _T = TypeVar("_T")
-_POLL_S = 0.02
 _LOOK_S = 0.1  # between looks for Ctrl+C, which breaks off no wait on Windows before Python 3.14
+_POLL_S = 0.02  # between stops at the program's end
 
 
 def compute(
     function: Callable[..., _T],
     *args: Any,
-    watch: Callable[[], None] | None = None,
+    watch: Callable[[], None] = lambda: None,
     stop: Callable[[], None] = lambda: None,
 ) -> _T:
     """Call `function` on the native thread; raises `Cancelled` where the program is ending.
 
-    `watch` is called every 20 ms meanwhile; `stop` when the wait is broken off, as by Ctrl+C, or
-    the program ends, to make the native code return early.
+    `watch` is called every 0.1 s meanwhile, also while other calls have their turn before this one,
+    and what it raises breaks the wait off, as Ctrl+C does; `stop` is called then, or when the
+    program ends, to make native code that has begun return early.
     """
     job = _Job(function, args, stop)  # before it is handed over: Ctrl+C must not lose it
     try:
         _native.put(job)
-        if watch is None:
-            while not job.wait(_LOOK_S):
-                pass
-        else:
-            while not job.wait(_POLL_S):
-                watch()
+        while not job.wait(_LOOK_S):
+            watch()
     except BaseException:
         while True:  # however often Ctrl+C is pressed: the caller may free what is in use
             try:

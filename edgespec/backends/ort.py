@@ -144,7 +144,8 @@ class OrtSession:
             if tokens <= _LONG and not threading.current_thread().daemon:
                 run(self._binding, options)
             else:
-                compute(run, self._binding, options, watch=self._watch, stop=self._terminate)
+                watch, stop = self._cancel.check, self._terminate
+                compute(run, self._binding, options, watch=watch, stop=stop)
         except EdgespecError:
             raise
         except Exception as error:  # ONNX Runtime's own share no class
@@ -154,10 +155,6 @@ class OrtSession:
                 raise MemoryError from error
             said = short_reason(error, 300)
             raise ModelError(f"{self.name} failed in ONNX Runtime: {said}") from error
-
-    def _watch(self) -> None:
-        if self._cancel.is_set():
-            self._terminate()
 
     def _terminate(self) -> None:
         self._run_options.terminate = True
