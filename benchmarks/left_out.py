@@ -23,7 +23,7 @@ from replay_texts import TEXTS, RecordedText, load
 
 from edgespec.backends import LoadOptions, load_model
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import FIRST, NEAR
+from edgespec.drafters.reading import FIRST, NEAR
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import CancelFlag, common_prefix
 

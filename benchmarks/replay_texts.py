@@ -34,7 +34,7 @@ from edgespec.adaptive import AdaptivePlanner
 from edgespec.costs import READS, Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import FIRST, NEAR, left_out
+from edgespec.drafters.reading import FIRST, NEAR, left_out
 from edgespec.planner import FixedPlanner, Outcome, Planner, Seconds
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from edgespec.costs import POINTS, READS, Costs
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LONGEST_MATCH
-from edgespec.drafters.model import left_out
+from edgespec.drafters.reading import left_out
 from edgespec.planner import Outcome, Planner, Seconds
 from edgespec.verify import NO_DRAFT, Draft, Verdict
 

@@ -13,7 +13,8 @@ from edgespec.costs import Costs
 from edgespec.decode import Round, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import FIRST, ModelDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.reading import FIRST
 from edgespec.errors import ConfigError, ModelError, NothingLeft, NumericalError, RollbackError
 from edgespec.options import LONGEST_LOOKAHEAD
 from edgespec.planner import FixedPlanner, Outcome

@@ -9,7 +9,8 @@ from fakes import FakeSession, fake_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafters.model import FIRST, NEAR, NEWEST, ModelDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.reading import FIRST, NEAR, NEWEST
 from edgespec.errors import Cancelled
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CancelFlag
@@ -231,7 +232,7 @@ def test_whatever_happens_the_cache_is_a_part_of_the_text(
             assert context_size <= FIRST + 2
             continue
         assert 1 <= owed == session.passes[0][0] <= FIRST + reads
-        at = drafter._at.view
+        at = drafter._places._at.view
         assert len(at) == len(session.cache)
         assert (np.diff(at) > 0).all()
         known = np.concatenate([tokens, np.array(draft.tokens, np.int32)])
