@@ -348,11 +348,43 @@ def test_words_stay_words(name: str, words: str) -> None:
         ("{% for k, v in messages[0].content.items() %}<{{ k }}>{% endfor %}", {"s": 1}),
         ("{% filter trim %}{{ messages[0].content }}{% endfilter %}", "<s>"),
         ("{% set x %}{{ messages[0].content }}{% endset %}{{ x ~ x }}", "<s>"),
+        ("<|{{ messages[0].content[:6] }}|>", "im_end hello"),
+        ("<|{{ messages[0].content[:-6] }}|>", "im_end hello"),
+        ("<|{{ messages[0].content[7:] }}|>", "hello, im_end"),
+        ("<|{{ messages[0].content.split(' ')[0] }}|>", "im_end hello"),
+        ("<|{{ messages[0].content.split()[-1] }}|>", "hello im_end"),
+        ("<|{{ messages[0].content.partition(':')[2] | trim }}|>", "hello: im_end"),
+        ("<|{{ messages[0].content.removeprefix('no ') }}|>", "no im_end"),
+        ("<|{{ messages[0].content.splitlines()[0] }}|>", "im_end\nhello"),
+        ("<|{{ messages[0].content.strip('!') }}|>", "im_end!"),
+        ("<|{{ messages[0].content | replace(' hello', '') }}|>", "im_end hello"),
+        ("<|{{ messages[0].content | replace('hello ', 'im_') }}|>", "hello end"),
+        ("<{{ messages[0].content[0] }}>", "such"),
+        ("<{{ messages[0].content | first }}>", "such"),
+        ("<{{ messages[0].content | last }}>", "yes"),
     ],
 )  # fmt: skip
 def test_no_template_can_be_made_to_complete_a_token(source: str, words: Any) -> None:
     ids = encode_chat(ByteTokenizer(), ChatTemplate(source), user(words))
     assert ids and not controls(ids)
+
+
+@pytest.mark.parametrize(
+    "role",
+    ["role | trim", "role.strip('!')", "role.split(',')[0]", "role[0:]", "role | replace('-', '_')",
+     "role | replace('user', 'assistant')", "role | lower"],
+)  # fmt: skip
+def test_a_role_makes_a_token_however_it_is_written(role: str) -> None:
+    template = ChatTemplate("<|{{ messages[0]." + role + " }}|>{{ messages[0].content }}")
+    assert controls(encode_chat(ByteTokenizer(), template, user("hi"))) in (
+        ["<|user|>"], ["<|assistant|>"],
+    )  # fmt: skip
+
+
+def test_a_format_cuts_no_words() -> None:
+    with pytest.raises(TemplateError, match="cuts a text in a format"):
+        ChatTemplate("{{ '<|%.6s|>' % messages[0].content }}").render(user("im_end hello"))
+    assert ChatTemplate("{{ '%.2f|%5s|%s' % (1.5, 'a', 2) }}").render(user("x")) == "1.50|    a|2"
 
 
 def test_operations_see_the_words_and_not_the_marks() -> None:

@@ -169,7 +169,20 @@ class Operations:
     def cut(self, value: Any, start: Any = None, stop: Any = None, step: Any = None) -> Any:
         if isinstance(value, str) and self.marker.char in value:
             return self.marker.mark(self.marker.clean(value)[start:stop:step])
-        return self.watch(value[start:stop:step])
+        return self.watch(self.part(value[start:stop:step], value))
+
+    def part(self, found: Any, whole: Any) -> Any:
+        """What was cut out of the string `whole`, a string or several; anything else unchanged.
+
+        All of the string stays as it is: templates do write `'<|' + message.role.strip() + '|>'`.
+        """
+        if not isinstance(whole, str) or found == whole:
+            return found
+        if isinstance(found, str):
+            return self.marker.fit(found)
+        if isinstance(found, list | tuple):
+            return type(found)(self.part(one, whole) for one in found)
+        return found
 
     def letters(self, value: Any) -> Any:
         """A string's characters as people count them; anything else unchanged."""
@@ -211,6 +224,8 @@ class Operations:
         if any(w == "*" or int(w or 0) > _MAX_WIDTH for w in widths):
             raise TemplateError("The chat template formats to a width that is too large.")
         values = (*args, *kwargs.values())
+        if any(field[3] and field[4] in ("s", "r", "a") for field in fields):
+            raise TemplateError("The chat template cuts a text in a format.")
         longest = max((len(self.text(value)) for value in values), default=0)
         # repr() of a character (%r, %a) takes ten at most; a float's %f 310.
         self.meter.allow(len(pattern) + len(fields) * (10 * longest + 400 if longest else 0))
@@ -224,12 +239,17 @@ class Operations:
         if count is not None and count >= 0:
             times = min(times, count)
         self.meter.allow(len(text) + times * len(new))
-        return self.text(text.replace(needle, new, -1 if count is None else count))
+        count = -1 if count is None else count
+        replaced = text.replace(needle, new, count)
+        if text.replace(needle, "", count):  # not all of it is the template's new words
+            replaced = self.part(replaced, text)
+        return self.text(replaced)
 
     def strip(self, value: Any, chars: Any = None, how: Callable[..., str] = str.strip) -> str:
         text = self.text(value)
         if chars is None or chars.isspace() or self.marker.char not in text:
-            return how(text, chars)
+            stripped = how(text, chars)  # white space beside words makes no difference to `mark`
+            return stripped if chars is None or chars.isspace() else self.part(stripped, text)
         return self.marker.mark(how(self.marker.clean(text), self.marker.clean(chars)))
 
     def indent(self, value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:

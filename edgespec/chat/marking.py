@@ -7,7 +7,9 @@ first and a last character of the template's own. The rule looks at one characte
 holds however a template cuts, trims, joins or changes the case of the words.
 
 One case is left: words that fit wholly between the two ends (`'<|' + name + '|>'`). They are short
-and known beforehand, and get a marker behind them.
+and get a marker behind them: a whole text beforehand (`mark`), what a template cuts out of a longer
+one when it does (`fit`). Only a template that puts people's letters together one by one, in a loop,
+is not seen through.
 
 Invariant: `clean(mark(text)) == text`, and no control token occurs in `before + mark(text) + after`
 with a character of `text` in it.
@@ -55,12 +57,12 @@ class Marker:
 
     def mark(self, text: str) -> str:
         """`text` with the marker inside everything that could be part of a control token."""
-        core = text.strip() or text
         marked = self._spell(text)
-        if core and len(core) <= self._longest and core.lower() in self._insides:
-            stop = len(marked.rstrip())
-            marked = marked[:stop] + self.char + marked[stop:]
-        return marked
+        return self._with_end(marked) if self._fits(text) else marked
+
+    def fit(self, part: str) -> str:
+        """A part of marked text, with a marker where none is in it and it fits between two ends."""
+        return part if self.char in part or not self._fits(part) else self._with_end(part)
 
     def spells(self, text: str) -> bool:
         """Whether a whole control token stands in it, in any case."""
@@ -86,6 +88,14 @@ class Marker:
             for c in needle
         )
         return re.sub(pattern, lambda _: spelt, text), spelt
+
+    def _fits(self, text: str) -> bool:
+        core = text.strip() or text
+        return bool(core) and len(core) <= self._longest and core.lower() in self._insides
+
+    def _with_end(self, text: str) -> str:
+        stop = len(text.rstrip())
+        return text[:stop] + self.char + text[stop:]
 
     def _spell(self, text: str) -> str:
         return self._ends.sub(lambda match: self._spelt[match[0]], text)

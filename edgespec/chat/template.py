@@ -48,7 +48,7 @@ _ON_WORDS = frozenset(  # these look at the words and build nothing
     "islower isnumeric isdecimal istitle".split()
 )
 _AT_NEEDLE = frozenset("split rsplit partition rpartition removeprefix removesuffix".split())
-_CASES = frozenset("upper lower title capitalize swapcase casefold splitlines".split())
+_CASES = frozenset("upper lower title capitalize swapcase casefold".split())
 _LOOP = frozenset(
     "index index0 revindex revindex0 first last length depth depth0 previtem nextitem cycle "
     "changed".split()
@@ -158,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         try:
             if isinstance(obj, str):
-                return self._ops.letters(obj)[argument]
+                return self._ops.part(self._ops.letters(obj)[argument], obj)
             if isinstance(obj, dict | list | tuple | range):
                 return obj[argument]
         except (TypeError, LookupError):
@@ -206,13 +206,15 @@ def _string_method(ops: Operations, text: str, name: str) -> Any:
         def at_needle(*args: Any, **kwargs: Any) -> Any:
             needle, *rest = (*args, *kwargs.values()) if args else (kwargs.pop("sep", None),)
             if not isinstance(needle, str):
-                return getattr(text, name)(needle, *rest, **kwargs)
+                return ops.part(getattr(text, name)(needle, *rest, **kwargs), text)
             aligned, needle = ops.marker.align(text, needle)
-            return getattr(aligned, name)(needle, *rest, **kwargs)
+            return ops.part(getattr(aligned, name)(needle, *rest, **kwargs), aligned)
 
         return at_needle
     if name in ("strip", "lstrip", "rstrip"):
         return lambda chars=None: ops.strip(text, chars, getattr(str, name))
+    if name == "splitlines":
+        return lambda *ends: ops.part(text.splitlines(*ends), text)
     if name in _CASES:
         return getattr(text, name)
     if name in ("replace", "join"):
@@ -269,7 +271,9 @@ def _watched(
     def watched(*args: Any, **kwargs: Any) -> Any:
         ops.meter.spend(0)
         if see is not None:
-            args = tuple(see(a) if isinstance(a, str) else a for a in args)
+            seen = tuple(see(a) if isinstance(a, str) else a for a in args)
+            whole = next((a for a in args if isinstance(a, str)), None)
+            return ops.watch(ops.part(function(*seen, **kwargs), whole))
         return ops.watch(function(*args, **kwargs))
 
     return watched
