@@ -251,8 +251,8 @@ class FakeDrafter:
 
     def owes(self, tokens: Array, *, near: bool = False) -> int:
         """As a `ModelDrafter` reads; it always wants all of a prompt."""
-        read = min(self.cached, self._game.agreed)
-        return max(0, len(tokens) - read - left_out(len(tokens) - max(read, self._prompt)))
+        missed = len(tokens) - max(self.cached, self._prompt)
+        return max(0, len(tokens) - self.cached - left_out(missed))
 
     def close(self) -> None:
         pass
@@ -277,7 +277,6 @@ class Game:
         self.machine, self.text = machine, text
         self.rng = np.random.default_rng(seed)
         self.at = self.length = 0  # tokens of all texts that are done, and of this one so far
-        self.agreed = 0  # tokens of this text that a drafter's cache may hold
         self._cost = self._clock = 0.0
 
     @property
@@ -302,11 +301,11 @@ class Game:
         zeros = np.zeros(1 << 14, np.int32)
         sampler: Any = SimpleNamespace(width=1 << 31)  # any id will do
         for prompt, tokens in self.text.answers:
-            self.agreed = min(self.agreed, self.length) if self.text.turns else 0
-            end, self.length = self.at + tokens, prompt
-            planner.begin(self.length)
             for drafter in drafters.values():
-                drafter.begin(self.length)
+                drafter.begin(prompt)
+                drafter.cached = min(drafter.cached, self.length) if self.text.turns else 0
+            end, self.length = self.at + tokens, prompt
+            planner.begin(prompt)
             while self.at < end:
                 self._cost, began = 0.0, self._clock
                 draft = planner.draft(drafters, zeros[: self.length], len(zeros), sampler)
@@ -319,7 +318,8 @@ class Game:
                 planner.observe(
                     Outcome(draft, Verdict(stood, 0), Seconds(drafted, seconds), self.length, rows)
                 )
-                self.agreed = self.length + stood
+                for drafter in drafters.values():  # what was rejected it forgets
+                    drafter.cached = min(drafter.cached, self.length + stood)
                 self.at = min(at + stood + 1, end)
                 self.length += self.at - at
                 rounds.append(Played(at, draft.drafter, k, stood, self._cost, cost))
