@@ -1162,10 +1162,11 @@ def test_what_was_loaded_is_freed_where_opening_ends_early(
 
 
 def test_a_chat_in_which_nothing_was_asked_undoes_no_measurement(
-    tiny: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Runtime.open(target=tiny, threads=1).close()
     chat = Runtime.open(target=tiny, threads=1)
+    monkeypatch.setattr(time, "time", lambda: 1.0)  # the clock is put back
     with Runtime.open(target=tiny, threads=1, measure_again=True) as other:
         list(other.generate([5, 6, 7] * 9, GREEDY, max_tokens=60))
     (file,) = (tmp_path / "cache" / "costs").glob("*.json")
