@@ -56,14 +56,6 @@ class Session(Protocol):
         """Forget everything from `length` on; raises `RollbackError` if the model can't."""
         ...
 
-    def snapshot(self) -> bytes:
-        """The cache's contents."""
-        ...
-
-    def restore(self, state: bytes) -> None:
-        """Put back what `snapshot` gave."""
-        ...
-
     def close(self) -> None:
         """Free the cache, from any thread; safe to call twice.
 
@@ -170,7 +162,11 @@ def common_prefix(a: TokenIds, b: TokenIds) -> int:
 
 
 class CachedSession:
-    """A session with the ids its cache holds, so that a caller can speak in whole sequences."""
+    """A session with the ids its cache holds, so that a caller can speak in whole sequences.
+
+    Who uses the session behind its back must leave its cache empty: what is left there would be
+    taken for these ids.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session

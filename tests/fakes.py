@@ -108,17 +108,6 @@ class FakeSession:
             raise RollbackError("recurrent")
         del self.cache[length:]
 
-    def snapshot(self) -> bytes:
-        self._check_open()
-        return np.array(self.cache, np.int32).tobytes()
-
-    def restore(self, state: bytes) -> None:
-        self._check_open()
-        self.cache = []
-        if len(state) % 4:
-            raise ModelError("not a snapshot")
-        self.cache = np.frombuffer(state, np.int32).tolist()
-
     def close(self) -> None:
         self.closed = True
 

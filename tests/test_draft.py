@@ -402,11 +402,6 @@ def test_a_narrow_session_is_a_session(whole: Path, tmp_path: Path) -> None:
     session = model.session
     session.forward(TEXT[:20])
     expected = session.forward(TEXT[20:30], 3).copy()
-    state = session.snapshot()
-    session.rollback(20)
-    np.testing.assert_allclose(session.forward(TEXT[20:30], 3), expected, atol=1e-5)
-    session.rollback(0)
-    session.restore(state)
     session.rollback(20)
     np.testing.assert_allclose(session.forward(TEXT[20:30], 3), expected, atol=1e-5)
     for wrong in (-1, SIZE, 2**31):

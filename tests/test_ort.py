@@ -255,9 +255,6 @@ def test_closing_holes_on_a_device_copies_each_tensor_once(
     assert session.cache.slots == session.length == len(text) + 1
     assert FarBlock.loads == 4  # a copy of each of the four tensors
     assert np.allclose(row, from_scratch(folder, [*text, 11])[-1], atol=1e-3)
-    state = session.snapshot()
-    session.rollback(3)
-    session.restore(state)
     assert np.allclose(session.forward([12]), from_scratch(folder, [*text, 11, 12])[-1], atol=1e-3)
 
 
@@ -306,7 +303,6 @@ def test_no_memory_for_a_cache(
     expected = from_scratch(grown, text)[-1]
     session = opened(grown).session
     session.forward(text[:400])
-    state = session.snapshot()
     block = ort_memory.HostBlock
     limit = 1000 * 2 * 16 * 4  # of one tensor, in bytes
 
@@ -324,30 +320,6 @@ def test_no_memory_for_a_cache(
         opened(shared, context_size=2048)
     monkeypatch.setattr(ort_memory, "HostBlock", block)
     assert np.allclose(session.forward(text[400:]), expected, atol=1e-3)
-    session.restore(state)
-    assert np.allclose(session.forward(text[400:]), expected, atol=1e-3)
-
-
-def test_no_memory_when_a_snapshot_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_tiny_onnx(tmp_path)
-    full, session = opened(folder).session, opened(folder).session
-    text = TEXT * 100
-    full.forward(text)
-    state = full.snapshot()
-
-    def none_left(*_: Any) -> Any:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ort_memory, "HostBlock", none_left)
-        with pytest.raises(ModelError, match="no memory"):
-            session.restore(state)
-    assert session.length == 0
-    assert np.allclose(session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
-    session.restore(state)
-    assert np.allclose(session.forward([9]), full.forward([9]), atol=1e-3)
 
 
 def test_no_memory_for_the_rows_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,26 +87,6 @@ def test_passes_of_any_size_give_what_one_pass_gives(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_snapshot_holds_the_states(kind: str, tmp_path: Path) -> None:
-    folder = write_tiny_onnx(tmp_path, **KINDS[kind])
-    session = opened(folder).session
-    empty = session.snapshot()
-    session.forward(TEXT)
-    state = session.snapshot()
-    session.forward([11, 12])
-    session.restore(state)
-    assert session.length == len(TEXT)
-    expected = from_scratch(folder, [*TEXT, 13])[-1]
-    assert np.allclose(session.forward([13]), expected, atol=NEAR)
-    session.restore(empty)
-    assert np.allclose(session.forward([*TEXT, 13]), expected, atol=NEAR)
-    for wrong in (state[:-4], state + bytes(4)):
-        with pytest.raises(ModelError, match="damaged or of another model"):
-            session.restore(wrong)
-        assert session.length == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_that_fails_leaves_the_states_or_nothing(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,11 +168,9 @@ def test_states_on_a_device_are_zeroed_there(
     folder = write_tiny_onnx(tmp_path, **KINDS["both"])
     session = opened(folder).session
     session.forward(TEXT)
-    state = session.snapshot()
     expected = from_scratch(folder, TEXT)[-1]
     session.rollback(0)
     assert np.allclose(session.forward(TEXT), expected, atol=NEAR)
-    session.restore(state)
     assert np.allclose(session.forward([13]), from_scratch(folder, [*TEXT, 13])[-1], atol=NEAR)
 
 

@@ -185,29 +185,6 @@ class LlamaSession:
                 raise RollbackError(f"{self.name} can't forget a part of its text")
             self.length = length
 
-    def snapshot(self) -> bytes:
-        """See `Session.snapshot`."""
-        with self._use():
-            size = lib.llama_state_seq_get_size(self._handle, 0)
-            state = (ctypes.c_uint8 * size)()
-            lib.llama_state_seq_get_data(self._handle, state, size, 0)
-            return self.length.to_bytes(8, "little") + bytes(state)
-
-    def restore(self, state: bytes) -> None:
-        """See `Session.restore`."""
-        length, data = int.from_bytes(state[:8], "little"), state[8:]
-        native = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        with self._use():
-            self._truncate(0)
-            done = lib.llama_state_seq_set_data(self._handle, native, len(data), 0)
-            at_end = lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
-            if not done or not at_end or length > self.context_size:
-                self._truncate(0)
-                raise ModelError(
-                    f"{self.name} can't restore this snapshot: it is damaged or of another model"
-                )
-            self.length = length
-
     def close(self) -> None:
         """See `Session.close`."""
         self._use.close()

@@ -7,7 +7,6 @@ several tokens at once) is found by running it when it is loaded, never guessed 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -66,7 +65,6 @@ class OrtSession:
         self._feeds: Any = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
         self._outlet: Any = Outlet(self._binding, graph, self.vocab_size, memory)
         self._use = NativeUse(name, _weakly(self._drop), stopping=cancel.stopping)
-        self._signature = hashlib.sha256(repr((graph.cache, graph.states)).encode()).digest()[:8]
         self._widener: Widener | None = None
 
     @property
@@ -173,23 +171,6 @@ class OrtSession:
             if 0 < length < self.length and not self.can_rollback:
                 raise RollbackError(f"{self.name} can't forget a part of its text")
             self.cache.rollback(length)
-
-    def snapshot(self) -> bytes:
-        """See `Session.snapshot`."""
-        with self._use():
-            return self.length.to_bytes(8, "little") + self._signature + self.cache.read()
-
-    def restore(self, state: bytes) -> None:
-        """See `Session.restore`."""
-        length = int.from_bytes(state[:8], "little")
-        with self._use():
-            self.cache.rollback(0)
-            size = 16 + length * self._graph.token_bytes + self._graph.state_bytes
-            if state[8:16] != self._signature or len(state) != size or length > self.context_size:
-                raise ModelError(
-                    f"{self.name} can't restore this snapshot: it is damaged or of another model"
-                )
-            self.cache.write(state[16:], length)
 
     def close(self) -> None:
         """See `Session.close`."""

@@ -17,7 +17,6 @@ leave anything half changed: what belongs together is one tuple, and the mask fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -60,14 +59,6 @@ class Cache(Protocol):
 
     def rollback(self, length: int) -> None: ...
 
-    def read(self) -> bytes:
-        """The valid tokens' part of every tensor."""
-        ...
-
-    def write(self, state: bytes, length: int) -> None:
-        """Put back what `read` gave with `length` tokens."""
-        ...
-
     def free(self) -> None: ...
 
 
@@ -102,17 +93,6 @@ class InPlaceCache:
         self.length += tokens
 
     def rollback(self, length: int) -> None:
-        self.length = length
-
-    def read(self) -> bytes:
-        views = map(_view, self._tensors, self._blocks, repeat(self._capacity))
-        return b"".join(view[:, : self.length].tobytes() for view in views)
-
-    def write(self, state: bytes, length: int) -> None:
-        for tensor, block, part in _parts(self._tensors, self._blocks, state, length):
-            data = block.load()
-            _shaped(tensor, data, self._capacity)[:, :length] = part
-            block.store(data)
         self.length = length
 
     def free(self) -> None:
@@ -192,22 +172,6 @@ class GrownCache:
         if window is not None and window < self._limit:
             self.holes = False
 
-    def read(self) -> bytes:
-        self._settle()
-        valid = self._valid()
-        views = map(_view, self._tensors, self._state.past.blocks, repeat(self.slots))
-        return b"".join(view[:, valid].tobytes() for view in views)
-
-    def write(self, state: bytes, length: int) -> None:
-        past, present, _, _ = self._state
-        self._state = _State(past, present)
-        self._grow(past, length)
-        for tensor, block, part in _parts(self._tensors, past.blocks, state, length):
-            data = block.blank()
-            _shaped(tensor, data, length)[:] = part
-            block.store(data)
-        self._state = _State(past, present, length, length)
-
     def free(self) -> None:
         self._state = _State(_Side(), _Side())
 
@@ -255,14 +219,3 @@ def _view(tensor: CacheTensor, block: Block, tokens: int) -> Bytes:
 def _shaped(tensor: CacheTensor, data: Bytes, tokens: int) -> Bytes:  # (outer, tokens, inner bytes)
     used = data[: tensor.token_bytes * tokens]
     return used.reshape(tensor.outer, tokens, tensor.inner_bytes)
-
-
-def _parts(
-    tensors: Sequence[CacheTensor], blocks: Sequence[Block], state: bytes, length: int
-) -> list[tuple[CacheTensor, Block, Bytes]]:
-    parts = []
-    rest: Bytes = np.frombuffer(state, np.uint8)
-    for tensor, block in zip(tensors, blocks, strict=True):
-        parts.append((tensor, block, _shaped(tensor, rest, length)))
-        rest = rest[tensor.token_bytes * length :]
-    return parts

@@ -121,16 +121,6 @@ class Graph:
     def picks_rows(self) -> bool:
         return ROWS in self.integers or KEEP in self.integers
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the cache for each token."""
-        return sum(tensor.token_bytes for tensor in self.cache)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all that has a fixed size."""
-        return sum(state.nbytes for state in self.states)
-
 
 _RANKS = {
     "input_ids": (2,),

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edgespec.backends.ort_cache import Cache
 from edgespec.backends.ort_graph import StateTensor
 from edgespec.backends.ort_memory import Block, allocate
@@ -74,22 +72,6 @@ class StatefulCache:
         if length != whole:
             self._turn = _Turn(past, present)
         self._inner.rollback(self._turn.length)
-
-    def read(self) -> bytes:
-        return self._inner.read() + b"".join(block.load().tobytes() for block in self._turn.past)
-
-    def write(self, state: bytes, length: int) -> None:
-        past, present, _ = self._turn
-        self._turn = _Turn(past, present)
-        ends = np.cumsum([part.nbytes for part in self._states])
-        first = len(state) - int(ends[-1])
-        self._inner.write(state[:first], length)
-        parts = np.split(np.frombuffer(state[first:], np.uint8), ends[:-1])
-        for block, part in zip(past, parts, strict=True):
-            data = block.blank()
-            data[:] = part
-            block.store(data)
-        self._turn = _Turn(past, present, length)
 
     def free(self) -> None:
         self._turn = _Turn([], [])

@@ -176,39 +176,6 @@ def test_a_full_context_leaves_the_cache_as_it_was(kind: Kind, size: int) -> Non
         session.forward([3])
 
 
-def test_a_snapshot_brings_everything_back(kind: Kind) -> None:
-    session, other = kind.session(), kind.session()
-    session.forward(TEXT)
-    state = session.snapshot()
-    expected = session.forward([13, 14], 2).copy()
-    for restored in (session, other):
-        restored.rollback(0)
-        restored.forward([9, 9, 9])
-        restored.restore(state)
-        assert restored.length == len(TEXT)
-        assert kind.same(restored.forward([13, 14], 2), expected)
-    session.rollback(0)
-    empty = session.snapshot()
-    session.forward(TEXT)
-    session.restore(empty)
-    assert session.length == 0
-    assert kind.same(session.forward(TEXT), other.forward([3])) is False
-
-
-@pytest.mark.parametrize("state", [b"", b"abc", b"\1" * 101])
-def test_what_is_no_snapshot_is_refused(kind: Kind, state: bytes) -> None:
-    session, reference = kind.session(), kind.session()
-    session.forward(TEXT)
-    try:
-        session.restore(state)
-    except ModelError:
-        pass
-    else:
-        assert not state and isinstance(session, FakeSession)  # to which it is an empty cache
-    assert session.length == 0
-    assert kind.same(session.forward(TEXT), reference.forward(TEXT))
-
-
 def test_a_flag_set_before_a_pass_stops_it(kind: Kind) -> None:
     cancel = CancelFlag()
     session, reference = kind.session(cancel=cancel), kind.session()
@@ -247,15 +214,12 @@ def test_closing_twice_and_using_it_afterwards(kind: Kind) -> None:
     model = kind.model()
     session = model.session
     session.forward(TEXT)
-    state = session.snapshot()
     session.close()
     session.close()
     for use in (
         lambda: session.forward([3]),
         lambda: session.rollback(0),
         lambda: session.rollback(len(TEXT)),
-        session.snapshot,
-        lambda: session.restore(state),
     ):
         with pytest.raises(ModelError):
             use()
@@ -343,32 +307,6 @@ def test_an_id_outside_the_vocabulary(native: Callable[..., Model], token: int) 
         session.forward([3, token])
     assert session.length == len(TEXT)
     assert np.allclose(session.forward([13]), reference.forward([*TEXT, 13]), atol=0.1)
-
-
-def test_a_snapshot_that_lies_about_its_length(native: Callable[..., Model]) -> None:
-    session = native().session
-    session.forward(TEXT)
-    state = session.snapshot()
-    with pytest.raises(ModelError):
-        session.restore((77).to_bytes(8, "little") + state[8:])
-    with pytest.raises(ModelError):
-        session.restore(state[:-50])
-    assert session.length == 0
-
-
-@pytest.mark.parametrize("other", ["gguf", "onnx"])
-def test_a_snapshot_of_another_model(
-    other: str, native: Callable[..., Model], tmp_path: Path
-) -> None:
-    if other == "gguf":
-        path = write_tiny(tmp_path / "other.gguf", layers=3)
-    else:
-        path = write_tiny_onnx(tmp_path / "other", layers=3)
-    stranger = load_model(path, LoadOptions(threads=1), CancelFlag())
-    stranger.session.forward(TEXT)
-    with pytest.raises(ModelError):
-        native().session.restore(stranger.session.snapshot())
-    stranger.close()
 
 
 def test_closing_from_another_thread_in_the_middle_of_a_pass(native: Callable[..., Model]) -> None:
