@@ -29,13 +29,17 @@ from edgespec.exporters.staging import has_space, refuse_existing, require_text,
 from edgespec.units import human_bytes
 
 if TYPE_CHECKING:
-    from edgespec.exporters.onnx_reference import Behind
+    import onnx_ir as ir
+
+    from edgespec.exporters.onnx_graph import Ends
+    from edgespec.exporters.onnx_reference import Answers
     from edgespec.exporters.onnx_weights import Quantised
 
 DTYPES = ("fp32", "fp16", "int8", "int4")
 Style = Literal["fused", "portable"]
 
 INSTALL = "pip install 'edgespec[export]'"
+_FEW_BITS = {"int4": 4, "int8": 8}
 _BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.0}  # with scales
 _OPTIMUM = "optimum.exporters.onnx"
 _PACKAGES = {
@@ -44,10 +48,9 @@ _PACKAGES = {
     "onnxruntime_genai": "onnxruntime-genai",
 }
 _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
-_FLOATS = 2_000_000_000
+_CHECK_FLOATS_UP_TO = 2_000_000_000
 """Parameters up to which a graph is also checked as it is before its weights become fewer bits: of
 larger models that copy would take too much of the disk, and minutes."""
-_PLAIN = "floats"  # the folder with that copy
 _ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
 
 
@@ -150,12 +153,12 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
     copy = numbers * (2 if dtype == "fp16" else 4) if style == "portable" else 0
-    floats = 4 * numbers if dtype in ("int4", "int8") and numbers <= _FLOATS else 0
+    floats = 4 * numbers if dtype in _FEW_BITS and numbers <= _CHECK_FLOATS_UP_TO else 0
     # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
     held = 2 * checkpoint.size_bytes if style == "fused" else checkpoint.size_bytes + 2 * copy
     return Plan(
         dtype, style, architecture, size, size + copy, held + (1 << 30), floats,
-        20 + numbers / 1e9 * (60 if dtype in ("int4", "int8") else 30),
+        20 + numbers / 1e9 * (60 if dtype in _FEW_BITS else 30),
     )  # fmt: skip
 
 
@@ -186,40 +189,11 @@ def export(
     ):
         folder = work.folder / "model"
         folder.mkdir()
-        room = has_space(folder, planned.disk_bytes + planned.floats_bytes)
-        floats_too = planned.floats_bytes > 0 and room
-        made = _make(checkpoint, planned, folder, report, floats=floats_too)
+        made = _make(checkpoint, planned, folder, report)
         gc.collect()  # the torch model lives in circles, and the graph is loaded next
         report("checking against the checkpoint")
-        from edgespec.exporters import onnx_gate
-
-        fused = planned.style == "fused"
-        with onnx_gate.advice(fused=fused):
-            plain, floats = work.folder / _PLAIN, None
-            if floats_too:
-                floats = onnx_gate.check_floats(plain, made.reference, made.ids, in_place=fused)
-                shutil.rmtree(plain, ignore_errors=True)
-            parity = onnx_gate.check(
-                folder, made.reference, made.ids, dtype, in_place=fused, behind=made.behind
-            )
-        onnx_gate.check_folder(folder)
-        if floats is not None:
-            parity["before_quantising"] = floats
-        parity["ids"] = {"equal": True, "texts": len(made.ids)}
-        tool = "onnxruntime-genai" if planned.style == "fused" else "optimum-onnx"
-        description = manifest.describe(
-            checkpoint,
-            "onnx",
-            {path.name: path for path in folder.iterdir()},
-            options={
-                "dtype": dtype, "style": planned.style, "optional_inputs": made.optional_inputs,
-            },
-            tools=(*_TOOLS, tool),
-            parity=parity,
-            notes=made.notes,
-            report=report,
-        )  # fmt: skip
-        description.write(manifest.beside(folder))
+        parity = _check(folder, made, planned)
+        _describe(checkpoint, planned, folder, made, parity, report)
         work.publish({folder: out})
     size = sum(path.stat().st_size for path in out.iterdir())
     return Result(out, manifest.beside(out), size, parity, made.notes)
@@ -241,81 +215,139 @@ def _enough_memory(planned: Plan) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Made:
-    reference: Mapping[str, Any]
-    behind: Behind | None
+    """What `_make` leaves beside the folder.
+
+    float_graph: where the graph lies as it was before its weights became fewer bits, if that is to
+    be checked.
+    """
+
+    answers: Answers
     ids: dict[str, list[int]]
+    float_graph: Path | None
     optional_inputs: list[str]
     notes: tuple[str, ...]
 
 
-def _make(
-    checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report, *, floats: bool
-) -> _Made:
-    """Write the graph and its text files; the torch model is gone when this returns.
+def _make(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -> _Made:
+    """Write the graph and its text files; the torch model is gone when this returns."""
+    from edgespec.exporters import onnx_file, onnx_fused, onnx_graph, onnx_reference, onnx_text
 
-    floats: whether to write the graph beside it as it is before its weights become fewer bits.
-    """
-    from edgespec.exporters import (
-        onnx_file,
-        onnx_fused,
-        onnx_graph,
-        onnx_portable,
-        onnx_reference,
-        onnx_text,
-        onnx_weights,
-    )
-
+    float_graph = _room_for_floats(planned, folder)
     report("reading the tokenizer")
     rows = onnx_reference.rows(checkpoint)
     texts = onnx_text.write(checkpoint, folder, rows)
-    ids, notes = texts.ids, texts.notes
+    notes = list(texts.notes)
     report("loading the checkpoint")
     loaded = onnx_reference.load(checkpoint)
     report("running the checkpoint on the probe texts")
-    reference = onnx_reference.logits(loaded, ids)
-    behind = onnx_reference.behind_window(loaded, ids)
-    parameters = [tuple(p.shape) for p in loaded.parameters()]  # a tied one comes once
-    tied = onnx_reference.is_tied(loaded)
-    half = planned.dtype == "fp16"
+    answers = onnx_reference.ask(loaded, texts.ids)
     report(f"making the {planned.style} graph")
     scratch = folder.with_name("scratch")
-    if planned.style == "fused":
-        model, builder = onnx_fused.build(loaded, planned.architecture, scratch, half=half)
-        onnx_fused.write_config(builder, checkpoint, folder)
-        del builder
-    else:
-        model = onnx_portable.build(loaded, scratch, half=half)
-    del loaded
+    model = _graph(loaded, checkpoint, planned, folder, scratch)
+    del loaded  # its weights are needed no more than the graph needs them
     onnx_graph.join_transposes(model)
     ends = onnx_graph.find_ends(model, rows)
-    if tied:
+    if answers.tied:
         ends = onnx_graph.share_embedding(model, ends)
     if ends.head is not None:
         onnx_graph.select_rows(model, ends.head)
     else:
         notes.append("its head wasn't found, so a prompt computes the logits of every position")
-    if floats:
-        plain = folder.with_name(_PLAIN)
-        plain.mkdir()
-        onnx_file.write(model, plain, {}, report)  # from where its tensors are read from now on
-    elif planned.floats_bytes:
+    if planned.floats_bytes and float_graph is None:
         notes.append(
             "it wasn't checked before its weights became fewer bits, where more is seen: the disk "
             f"has no room for {human_bytes(planned.disk_bytes + planned.floats_bytes)} meanwhile"
         )
-    changed = onnx_weights.Quantised()
-    if planned.dtype in ("int4", "int8"):
-        changed = onnx_weights.quantise(
-            model, ends, 4 if planned.dtype == "int4" else 8, report=report
-        )
-        notes += changed.notes
+    changed = _fewer_bits(model, ends, planned, float_graph, report)
+    notes += changed.notes
     tables = sum(v.const_value.nbytes for n, v in model.graph.initializers.items()
                  if n.startswith(onnx_fused.ROTATIONS))  # fmt: skip
-    onnx_file.write(model, folder, changed.aliases, report)
+    onnx_file.move_to(model, folder, changed.aliases, report)
     shutil.rmtree(scratch, ignore_errors=True)
-    _check_size(onnx_file.sizes(folder) - tables, parameters, planned.dtype, changed)
+    _check_size(onnx_file.sizes(folder) - tables, answers.shapes, planned.dtype, changed)
     optional = [ROWS] if ends.head is not None else []
-    return _Made(reference, behind, ids, optional, tuple(notes))
+    return _Made(answers, texts.ids, float_graph, optional, tuple(notes))
+
+
+def _room_for_floats(planned: Plan, folder: Path) -> Path | None:
+    """Where to keep the graph as it is before its weights become fewer bits.
+
+    None where that isn't checked, or the disk has no room for it; asked before anything is written.
+    """
+    if planned.floats_bytes and has_space(folder, planned.disk_bytes + planned.floats_bytes):
+        return folder.with_name("floats")
+    return None
+
+
+def _graph(
+    loaded: Any, checkpoint: Checkpoint, planned: Plan, folder: Path, scratch: Path
+) -> ir.Model:
+    """The graph of a torch model, in floats. scratch: a folder that must stay until it is moved."""
+    from edgespec.exporters import onnx_fused, onnx_portable
+
+    half = planned.dtype == "fp16"
+    if planned.style == "portable":
+        return onnx_portable.build(loaded, scratch, half=half)
+    model, builder = onnx_fused.build(loaded, planned.architecture, scratch, half=half)
+    onnx_fused.write_config(builder, checkpoint, folder)
+    return model
+
+
+def _fewer_bits(
+    model: ir.Model, ends: Ends, planned: Plan, float_graph: Path | None, report: Report
+) -> Quantised:
+    """Quantise a graph's weights where that was asked for; what it was goes to `float_graph`."""
+    from edgespec.exporters import onnx_file, onnx_weights
+
+    if planned.dtype not in _FEW_BITS:
+        return onnx_weights.Quantised()
+    if float_graph is not None:
+        float_graph.mkdir()
+        onnx_file.move_to(model, float_graph, {}, report)  # which stays until it is checked
+    return onnx_weights.quantise(model, ends, _FEW_BITS[planned.dtype], report=report)
+
+
+def _check(folder: Path, made: _Made, planned: Plan) -> dict[str, Any]:
+    """The figures of what was made. Raises ExportError where it isn't the checkpoint's model."""
+    from edgespec.exporters import onnx_gate
+
+    reference, fused, before = made.answers.logits, planned.style == "fused", None
+    with onnx_gate.advice(fused=fused):
+        if made.float_graph is not None:
+            before = onnx_gate.check_floats(made.float_graph, reference, made.ids, in_place=fused)
+            shutil.rmtree(made.float_graph, ignore_errors=True)
+        parity = onnx_gate.check(
+            folder, reference, made.ids, planned.dtype, in_place=fused, behind=made.answers.behind
+        )
+    onnx_gate.check_folder(folder)
+    if before is not None:
+        parity["before_quantising"] = before
+    return {**parity, "ids": {"equal": True, "texts": len(made.ids)}}
+
+
+def _describe(
+    checkpoint: Checkpoint,
+    planned: Plan,
+    folder: Path,
+    made: _Made,
+    parity: Mapping[str, Any],
+    report: Report,
+) -> None:
+    """Write the manifest into the folder."""
+    tool = "onnxruntime-genai" if planned.style == "fused" else "optimum-onnx"
+    description = manifest.describe(
+        checkpoint,
+        "onnx",
+        {path.name: path for path in folder.iterdir()},
+        options={
+            "dtype": planned.dtype, "style": planned.style, "optional_inputs": made.optional_inputs,
+        },
+        tools=(*_TOOLS, tool),
+        parity=parity,
+        notes=made.notes,
+        report=report,
+    )  # fmt: skip
+    description.write(manifest.beside(folder))
 
 
 def _check_size(

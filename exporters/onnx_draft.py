@@ -177,7 +177,7 @@ def make(
         made = work.folder / "model"
         made.mkdir()
         report("cutting")
-        onnx_file.write(model, made, aliases, report)
+        onnx_file.move_to(model, made, aliases, report)
         onnx_draft_files.write(
             source.folder, made, blocks, total, narrow_head=variant.kept is not None
         )

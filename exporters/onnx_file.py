@@ -26,8 +26,8 @@ _LARGE = 1 << 20
 _ALIGNMENT_LARGE, _ALIGNMENT = 1 << 16, 64
 
 
-def write(model: ir.Model, folder: Path, aliases: Mapping[str, str], report: Report) -> None:
-    """Write both files into `folder`; afterwards the model's tensors are those in the file.
+def move_to(model: ir.Model, folder: Path, aliases: Mapping[str, str], report: Report) -> None:
+    """Write both files into `folder`, from which the model's tensors are read from then on.
 
     aliases: tensor -> another of as many bytes, at whose place it lies.
     """

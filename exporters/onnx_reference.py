@@ -138,6 +138,27 @@ def is_tied(loaded: Any) -> bool:
     return head is not None and head.weight.data_ptr() == embedding.weight.data_ptr()
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a loaded model is, and says to texts, for those who go on without it.
+
+    Attributes:
+        logits: of each text; see `logits`. behind: see `behind_window`.
+        shapes: of its parameters; a tied one comes once. tied: see `is_tied`.
+    """
+
+    logits: dict[str, Floats]
+    behind: Behind | None
+    shapes: list[tuple[int, ...]]
+    tied: bool
+
+
+def ask(loaded: Any, texts: Mapping[str, Sequence[int]]) -> Answers:
+    """Run it on the ids of texts, and look at its parameters."""
+    shapes = [tuple(parameter.shape) for parameter in loaded.parameters()]
+    return Answers(logits(loaded, texts), behind_window(loaded, texts), shapes, is_tied(loaded))
+
+
 def logits(loaded: Any, texts: Mapping[str, Sequence[int]]) -> dict[str, Floats]:
     """The logits (n, V) of each text's ids, float32."""
     found = {}

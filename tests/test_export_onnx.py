@@ -339,7 +339,7 @@ def test_every_family_that_can_be_fused_is_the_model(
     text = [5 + i * i % 250 for i in range(60)]
     reference = onnx_reference.logits(loaded, {"text": text})
     model, _ = onnx_fused.build(loaded, architecture, tmp_path / "scratch", half=False)
-    onnx_file.write(model, tmp_path, {}, lambda *_: None)
+    onnx_file.move_to(model, tmp_path, {}, lambda *_: None)
     assert compare(reference, {"text": _graph(tmp_path).forward(text)}).mean_kl < 1e-9
 
 
@@ -898,7 +898,9 @@ def test_what_few_bits_would_hide_is_seen_before(
     assert ("; --portable may do" in str(caught.value)) == (style == "fused")
     assert list(tmp_path.iterdir()) == []
     assert exporter.plan(source, "int4", style).floats_bytes == 4 * source.parameters
-    monkeypatch.setattr(exporter, "_FLOATS", source.parameters - 1)  # a model too large for that
+    monkeypatch.setattr(
+        exporter, "_CHECK_FLOATS_UP_TO", source.parameters - 1
+    )  # a model too large for that
     assert exporter.plan(source, "int4", style).floats_bytes == 0
     result = exporter.export(source, tmp_path / "out", dtype="int4", style=style)
     assert "before_quantising" not in result.parity and result.notes == ()
@@ -979,7 +981,7 @@ def test_a_graph_that_forgets_its_past_is_refused(
     from edgespec.exporters import onnx_file
     from edgespec.exporters.onnx_graph import constant
 
-    write = onnx_file.write
+    move_to = onnx_file.move_to
 
     def forgetful(model: Any, *args: Any) -> None:
         zero = constant(model.graph, "zero", np.float32(0))
@@ -988,9 +990,9 @@ def test_a_graph_that_forgets_its_past_is_refused(
             blank = onnx_ir.node("Mul", [past, zero])
             model.graph.insert_before(readers[0], blank)
             readers[0].replace_input_with(0, blank.outputs[0])
-        write(model, *args)
+        move_to(model, *args)
 
-    monkeypatch.setattr(onnx_file, "write", forgetful)
+    monkeypatch.setattr(onnx_file, "move_to", forgetful)
     with pytest.raises(ExportError, match="Several tokens in a pass aren't"):
         exporter.export(checkpoint(), tmp_path / "out", dtype="fp32", style="portable")
     assert list(tmp_path.iterdir()) == []
@@ -1223,7 +1225,9 @@ def test_a_full_disk_is_told_with_the_systems_reason(tmp_path: Path) -> None:
     graph = helper.make_graph([product], "g", ends[:1], ends[1:], [weights])
     (tmp_path / onnx_file.DATA).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
-        onnx_file.write(onnx_ir.from_proto(helper.make_model(graph)), tmp_path, {}, lambda *_: None)
+        onnx_file.move_to(
+            onnx_ir.from_proto(helper.make_model(graph)), tmp_path, {}, lambda *_: None
+        )
     assert caught.value.errno == errno.ENOSPC
 
 
