@@ -381,10 +381,25 @@ def test_a_role_makes_a_token_however_it_is_written(role: str) -> None:
     )  # fmt: skip
 
 
-def test_a_format_cuts_no_words() -> None:
+@pytest.mark.parametrize("field", ["%.6s", "%.6ls", "%.6hr", "%(x).6s"])
+def test_a_format_cuts_no_words(field: str) -> None:
+    value = "{'x': messages[0].content}" if "(" in field else "messages[0].content"
     with pytest.raises(TemplateError, match="cuts a text in a format"):
-        ChatTemplate("{{ '<|%.6s|>' % messages[0].content }}").render(user("im_end hello"))
+        ChatTemplate("{{ '<|" + field + "|>' % " + value + " }}").render(user("im_end hello"))
+
+
+@pytest.mark.parametrize("field", ["%(a b).6s", "%((a)).6s", "%(a b)1000000000d", "%(%(a)).6s"])
+def test_a_format_names_its_values_by_words(field: str) -> None:
+    """Python takes any characters as a key, and the width behind it is looked for."""
+    values = "{'a b': words, '(a)': words, '%(a)': words}"
+    source = "{% set words = messages[0].content %}{{ '" + field + "' % " + values + " }}"
+    with pytest.raises(TemplateError, match="a value whose name isn't a word"):
+        ChatTemplate(source).render(user("im_end hello"))
+
+
+def test_what_a_format_may_do() -> None:
     assert ChatTemplate("{{ '%.2f|%5s|%s' % (1.5, 'a', 2) }}").render(user("x")) == "1.50|    a|2"
+    assert ChatTemplate("{{ '%(k)ld%% (%(k)s)' % {'k': 5} }}").render(user("x")) == "5% (5)"
 
 
 def test_operations_see_the_words_and_not_the_marks() -> None:
@@ -752,10 +767,11 @@ def test_what_hugging_faces_templates_use() -> None:
 {{ '%02d-%s' % (3, 'x') }} {{ 1.5 | round | int }} {{ [3, 1] | sort | first }} {{ 'a b' | title }}
 {{ strftime_now('%Y') | int > 2000 }} {{ dict(a=1).get('b', 2) }} {{ 'x' if messages[9] else 'y' }}
 {{ 'a\nb' | indent(2, true) | upper | safe }} {{ messages[0].get('content').items is defined }}
+{{ 'a\nb'.splitlines(keepends=True) | length }} {{ 'a\nb'.splitlines(true) | join }}
 """
     text = ChatTemplate(source).render([*user("p"), Message("assistant", "q"), *user("r")])
     assert text.split("\n", 1)[0] == "a[None, True]1 True True "
     assert text.split("\n", 1)[1] == (
         '{\n "é<": 1,\n "b": {\n  "c": [\n   1\n  ]\n }\n}\np, r\n1 3 3\n03-x 2 1 A B\nTrue 2 y\n'
-        "  A\n  B False"
+        "  A\n  B False\n2 a\nb"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -13,9 +13,13 @@ from edgespec import Runtime
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.commands.tune import planned, sampled
 from edgespec.costs import Costs
+from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.planner import FixedPlanner, PlannerStatus
+from edgespec.sampling import Sampler
+from edgespec.session import TokenIds
 from edgespec.tune import (
     PAYS,
     Answer,
@@ -27,6 +31,7 @@ from edgespec.tune import (
     report,
     verdict,
 )
+from edgespec.verify import Draft
 
 # A check of n tokens costs 1 + 0.1 (n - 1), a draft step 0.2; free drafts cost nothing.
 FLAT = Costs({"check": {n: 1 + 0.1 * (n - 1) for n in range(1, 18)}, "model": {1: 0.2, 17: 3.4}})
@@ -118,6 +123,27 @@ def test_sample_prompts_are_answered_by_the_runtimes_own_planner() -> None:
     assert {answer.drafters for answer in answers} == {("lookup",)}  # by words that came before
     assert [answer.tokens for answer in answers] == [199, 199]
     assert sample is not None and sample.rate > 0.5 and sample.share > 0.3
+
+
+class Continued(Told):
+    """Each draft is the model's first token and, behind it, what lookup has."""
+
+    def draft(
+        self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
+    ) -> Draft:
+        drawn = drafters["model"].propose(tokens, 1, sampler)
+        text = np.concatenate([tokens, np.array(drawn.tokens, np.int32)])
+        guess = drafters["lookup"].propose(text, max(room - 1, 0), sampler)
+        return drawn.followed_by(guess) if drawn and guess else guess
+
+
+def test_drafters_that_wrote_a_draft_in_turn_are_named_one_by_one() -> None:
+    target, drafter = FakeSession(260, order=1), FakeSession(260, order=1)
+    drafters = [LookupDrafter(), ModelDrafter(fake_model(drafter))]
+    with Runtime(fake_model(target), drafters, planner=Continued((1.5,))) as opened:
+        (answer,) = planned(opened, ["hello"], 200)
+    assert sorted(answer.drafters) == ["lookup", "model"]
+    assert "+" not in verdict([answer])
 
 
 def test_answers_that_end_with_their_first_token_show_nothing() -> None:

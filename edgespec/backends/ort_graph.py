@@ -30,8 +30,8 @@ FLOAT, FLOAT16, BFLOAT16 = 1, 10, 16
 ROWS, KEEP = "logits_rows", "num_logits_to_keep"
 
 
-# An input that an encoder's graph makes, by its name; a decoder's has the word in it.
-_FROM_ENCODER = re.compile(r"(?<!d)encoder|cross", re.IGNORECASE)
+# An input that an encoder's graph makes, by its name.
+_FROM_ENCODER = re.compile(r"encoder|cross", re.IGNORECASE)
 
 
 class Declared(Protocol):

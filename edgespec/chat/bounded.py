@@ -29,7 +29,8 @@ _STEP = 32  # work of a step that builds nothing: a loop's turn, a call
 _MAX_BITS = 4096
 _MAX_DEPTH = 100
 _MAX_WIDTH = 64  # of a number in a format, of an indent
-_FORMAT = re.compile(r"%(?:\((\w*)\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?(.?)", re.DOTALL)
+# A field as Python reads it: it takes a length modifier and leaves it out.
+_FORMAT = re.compile(r"%(?:\((\w*)\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?(.?)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,8 @@ class Operations:
         widths = [width for field in fields for width in field.groups("")[1:3]]
         if any(w == "*" or int(w or 0) > _MAX_WIDTH for w in widths):
             raise TemplateError("The chat template formats to a width that is too large.")
+        if any(field[4] == "(" for field in fields):  # a key with other characters than a name's
+            raise TemplateError("The chat template formats a value whose name isn't a word.")
         values = (*args, *kwargs.values())
         if any(field[3] and field[4] in ("s", "r", "a") for field in fields):
             raise TemplateError("The chat template cuts a text in a format.")

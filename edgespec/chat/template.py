@@ -214,7 +214,7 @@ def _string_method(ops: Operations, text: str, name: str) -> Any:
     if name in ("strip", "lstrip", "rstrip"):
         return lambda chars=None: ops.strip(text, chars, getattr(str, name))
     if name == "splitlines":
-        return lambda *ends: ops.part(text.splitlines(*ends), text)
+        return lambda keepends=False: ops.part(text.splitlines(keepends), text)
     if name in _CASES:
         return getattr(text, name)
     if name in ("replace", "join"):

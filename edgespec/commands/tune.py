@@ -85,7 +85,9 @@ def planned(runtime: Runtime, prompts: Sequence[str], max_tokens: int) -> list[A
     for prompt in prompts:
         counters = _answered(runtime, prompt, max_tokens, None)
         gain = runtime.status().gain
-        answers.append(Answer(counters.decoded, gain, tuple(counters.drafters)))
+        # A draft that two wrote in turn is named by both.
+        drafters = dict.fromkeys(name for named in counters.drafters for name in named.split("+"))
+        answers.append(Answer(counters.decoded, gain, tuple(drafters)))
     return answers
 
 
