@@ -54,10 +54,11 @@ def compare(
         prompts: questions for the model's chat template, or token ids.
         sampling: for the sampled comparison; None takes the defaults.
         max_tokens: of each answer.
-        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out, as
-            temperature 0 does, where the greedy one finds all. A seed in `sampling` is raised by
-            one for each; where it selects `reproducible`, the target alone must draw the same text
-            again.
+        repeats: sampled answers to each prompt; 0 leaves the sampled comparison out. A seed in
+            `sampling` is raised by one for each; where it selects `reproducible`, the target alone
+            must draw the same text again. At temperature 0 nothing is drawn: with penalties,
+            biases, bans or steps the target alone must give the same text to each prompt once
+            more, and without any the greedy comparison has found all.
 
     Raises:
         EdgespecError: what opening and generating raise.
@@ -65,12 +66,13 @@ def compare(
     request = LogprobsRequest(top_n=_NEAR)
     with open_runtime(True) as runtime:
         ends = runtime.target.tokenizer.stop_ids
-        sampling = _endless(sampling or SamplingParams(), runtime)
-        if sampling.greedy:
-            repeats = 0  # a near-tie would be a token of probability 0
+        given = sampling or SamplingParams()
+        if given.greedy:
+            repeats = min(repeats, int(given.adjusts))
+        sampling = _endless(given, runtime)
         ids = [_encoded(runtime, prompt) for prompt in prompts]
         greedy = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
-        repeatable = sampling.seed is not None and sampling.chosen_rule == "reproducible"
+        drawn_alike = sampling.seed is not None and sampling.chosen_rule == "reproducible"
         sampled = [
             _answer(runtime, prompt, _reseeded(sampling, i), max_tokens)
             for i, prompt in enumerate(p for p in ids for _ in range(repeats))
@@ -79,7 +81,7 @@ def compare(
         plain = [_answer(runtime, prompt, GREEDY, max_tokens, request) for prompt in ids]
         again = [
             _answer(runtime, answer.prompt, _reseeded(sampling, i), max_tokens)
-            for i, answer in enumerate(sampled if repeatable else [])
+            for i, answer in enumerate(sampled if given.greedy or drawn_alike else [])
         ]
         redrawn = [
             found
@@ -92,7 +94,8 @@ def compare(
         ]
         alone = replace(sampling, seed=None, rule=None)
         rng = np.random.default_rng(0)
-        places = [p for answer in sampled for p in _places(runtime, answer, alone, rng)]
+        placed = [] if given.greedy else sampled  # a near-tie would be a token of probability 0
+        places = [p for answer in placed for p in _places(runtime, answer, alone, rng)]
     pairs = list(zip(plain, greedy, strict=True))
     differences = [
         found
@@ -113,6 +116,7 @@ def compare(
         chi_square=unevenness([1.0 if place is None else place for place in places]),
         drafted=sum(c.drafted for c in counters),
         accepted=sum(c.accepted for c in counters),
+        seeded=not given.greedy,
     )
 
 
@@ -146,7 +150,7 @@ def first_redrawn(
     speculative: Result,
     sampling: SamplingParams,
 ) -> Difference | None:
-    """Where two answers to `text`, drawn with the same seed, part; None where they don't.
+    """Where two answers to `text`, drawn with the same seed or greedy, part; None where they don't.
 
     `runtime` decodes plainly; neither answer may have met an end token.
     """
@@ -228,15 +232,26 @@ def _draw_gap(
 ) -> float:
     """How much the logits behind `text` would have to change to draw `theirs` instead of `ours`.
 
-    That is to win the race of the position's noise, or to get past the cut of top-k and the like.
+    That is to win the race of the position's noise, or to get past the cut of top-k and the like;
+    at temperature 0, to be the likeliest after penalties, biases, bans and steps.
     """
     width = runtime.target.tokenizer.num_tokens
     every = LogprobsRequest(width, "sampling")
-    uncut = replace(sampling, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0)
+    uncut = replace(
+        sampling,
+        temperature=sampling.temperature or 1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        typical_p=1.0,
+    )
     drawn, whole = (
         dict(_answer(runtime, text, params, 1, every).result.logprobs[0].top)
         for params in (sampling, uncut)
     )
+    if sampling.greedy:
+        taken = [whole.get(token, -math.inf) for token in (ours, theirs)]
+        return max(whole.values()) - min(taken)
     if ours not in drawn or theirs not in whole:
         return math.inf
     if theirs not in drawn:

@@ -58,13 +58,16 @@ class Report:
         differences: at most one for each prompt.
         noise: the largest difference between the two runs in a log-probability of the same token.
         near_tie: gaps up to this are explained by rounding.
-        repeated_tokens: tokens drawn again with the same seed by the target alone, up to the first
-            difference of each answer; 0 where the rule was `rejection`.
+        repeated_tokens: tokens drawn again with the same seed by the target alone, or chosen again
+            at temperature 0, up to the first difference of each answer; 0 where the rule was
+            `rejection`.
         redrawn: those differences.
         sampled_tokens: sampled tokens placed in the target's distribution.
         impossible: those of them that the target alone would never draw.
         chi_square: how unevenly they lie over 10 bins; None where there are too few to tell.
         drafted, accepted: draft tokens of all speculative answers.
+        seeded: whether repeated tokens were drawn; at temperature 0 they are chosen under
+            penalties, biases, bans or steps.
     """
 
     greedy_tokens: int
@@ -77,6 +80,7 @@ class Report:
     chi_square: float | None
     drafted: int
     accepted: int
+    seeded: bool = True
 
     @property
     def near_tie(self) -> float:
@@ -98,7 +102,7 @@ class Report:
             return "nothing was drafted, so nothing was tested"
         if self.unexplained:
             d = self.unexplained[0]
-            answer = "greedy answer" if d in self.differences else "answer with the same seed"
+            answer = "greedy answer" if d in self.differences else f"answer {self._again}"
             return (
                 f"the {answer} to prompt {d.prompt + 1} differs at token {d.token + 1}, where the "
                 f"two tokens are {d.gap:.3g} apart: rounding explains {self.near_tie:.2g}"
@@ -131,8 +135,7 @@ class Report:
         ]
         if self.repeated_tokens:
             parts.append(
-                f"{self.repeated_tokens} come again with the same seed"
-                + self._near_ties(self.redrawn)
+                f"{self.repeated_tokens} come again {self._again}" + self._near_ties(self.redrawn)
             )
         if self.chi_square is not None:
             parts.append(
@@ -142,10 +145,16 @@ class Report:
         *first, last = parts
         said = f"{', '.join(first)} and {last}" if first else last
         rounding = ", up to rounding" if self.differences or self.redrawn else ""
-        sampling = (
-            "" if self.chi_square is not None or self.repeated_tokens else "; sampling is untested"
-        )
+        drawn_again = self.seeded and self.repeated_tokens
+        tested = self.chi_square is not None or drawn_again
+        sampling = "" if tested else "; sampling is untested"
         return f"this pair is exact on this machine{rounding}: {said}{sampling}"
+
+    @property
+    def _again(self) -> str:
+        if self.seeded:
+            return "with the same seed"
+        return "with the penalties, biases, bans or steps that were given"
 
     def _near_ties(self, differences: tuple[Difference, ...]) -> str:
         if not differences:

@@ -120,6 +120,11 @@ class SamplingParams:
             or self.frequency_penalty != 0
         )
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether a row's logits are changed before a token is chosen from them."""
+        return self.penalised or bool(self.logit_bias or self.banned_tokens or self.steps)
+
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -160,7 +165,7 @@ class Sampler:
         self._banned = np.fromiter(params.banned_tokens, np.int64)
         self._past = TokenCounts(width, params.penalty_window, counting=params.penalised)
         self._tracks_past = params.penalised or bool(params.steps)
-        self._adjusts = self._tracks_past or bool(params.logit_bias or params.banned_tokens)
+        self._adjusts = params.adjusts
         self.commit(tokens)
 
     @property

@@ -21,7 +21,7 @@ from edgespec.logprobs import TokenLogprobs
 from edgespec.metrics import Counters
 from edgespec.planner import FixedPlanner
 from edgespec.runtime import Runtime
-from edgespec.sampling import SamplingParams
+from edgespec.sampling import Sampler, SamplingParams
 from edgespec.session import Logits, TokenIds
 
 V = 30
@@ -127,6 +127,29 @@ def test_at_temperature_0_a_near_tie_is_explained_as_in_greedy_answers(seed: int
     report = compare(opener(lambda: Tied(V)), PROMPTS, sampling=greedy, max_tokens=20)
     assert report.differences
     assert report.exact and report.verdict.endswith("; sampling is untested")
+
+
+def test_at_temperature_0_penalties_are_compared_too() -> None:
+    penalised = SamplingParams(temperature=0.0, repetition_penalty=1.5, presence_penalty=0.5)
+    report = compare(opener(), PROMPTS, sampling=penalised, max_tokens=20)
+    assert report.exact and report.repeated_tokens == 4 * 20
+    said = "and 80 come again with the penalties, biases, bans or steps that were given; sampling"
+    assert said in report.verdict
+    report = compare(opener(lambda: Tied(V)), PROMPTS, sampling=penalised, max_tokens=40)
+    assert report.redrawn and report.exact
+    assert all(d.gap < 1e-2 for d in report.redrawn)
+
+
+def test_at_temperature_0_a_penalty_that_forgets_the_draft_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy answers without penalties are the target's own all the same."""
+    real = Sampler.adjusted
+    monkeypatch.setattr(Sampler, "adjusted", lambda self, row, ahead=(): real(self, row))
+    penalised = SamplingParams(temperature=0.0, presence_penalty=3.0)
+    report = compare(opener(), PROMPTS, sampling=penalised, max_tokens=20)
+    assert report.differences == ()
+    assert report.unexplained and "the answer with the penalties, biases" in report.verdict
 
 
 @pytest.mark.parametrize("params", [FULL, SamplingParams(temperature=0.5, top_k=4, top_p=1.0)])
