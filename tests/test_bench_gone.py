@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from edgespec.errors import ConfigError, EdgespecError
 from edgespec.sampling import GREEDY
 
 MORTAL = """
-import json, sys, time
+import json, subprocess, sys, time
 from pathlib import Path
 
 here = Path(__file__).parent
@@ -33,6 +35,10 @@ else:
         number = len((here / "asked").read_text().splitlines())
         what = json.loads((here / "fate").read_text()).get(str(number))
         if what == "ends":
+            sys.exit(3)
+        elif what == "leaves":
+            code = "import time; time.sleep(20); print('on', flush=True)"
+            subprocess.Popen([sys.executable, "-c", code], stdout=(here / "alive").open("w"))
             sys.exit(3)
         elif what == "hangs":
             time.sleep(600)
@@ -70,10 +76,40 @@ def bench(
     return (cli.main([*map(str, args)]), *capsys.readouterr())
 
 
+def test_one_that_ended_is_asked_the_same_prompt_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have ended before it was asked, and then neither prompt nor setting is to blame."""
+    script = mortal(tmp_path, _3="ends")  # the warm-up, the first prompt, the second
+    code, shown, err = bench(tmp_path, capsys, script, "plain")
+    assert code == 0, err
+    trials = files.read([tmp_path / "out"]).trials
+    assert [len(trial.answers) for trial in trials] == [3, 3, 3]
+    assert "gave no answer" not in shown
+    ids = [one["ids"] for one in asked(tmp_path)]
+    assert [one["max_tokens"] for one in asked(tmp_path)] == [32, 2, 2, 8, 2, 2]
+    assert ids[2] == ids[4] and ids[3] == ids[4][:8][::-1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sessions")
+def test_what_a_program_that_ended_had_started_is_ended_too(tmp_path: Path) -> None:
+    script = mortal(tmp_path, _1="leaves")
+    os.mkfifo(tmp_path / "alive")
+    with os.fdopen(os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK), "rb") as alive:
+        peer = Peer(script, tmp_path, tmp_path / "it.log", {"settings": None}, patience=60)
+        try:
+            with pytest.raises(Gone, match="ended or made no sense"):
+                peer.ask({"ids": [1]})
+        finally:
+            peer.close()
+        os.set_blocking(alive.fileno(), True)
+        assert alive.read() == b""  # nobody is left to write
+
+
 def test_one_that_ends_on_a_prompt_is_there_for_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = mortal(tmp_path, _3="ends")  # the warm-up, the first prompt, the second
+    script = mortal(tmp_path, _3="ends", _5="ends")  # the warm-up, the first prompt, the second
     code, shown, err = bench(tmp_path, capsys, script, "plain")
     assert code == 0, err
     trials = files.read([tmp_path / "out"]).trials
@@ -82,20 +118,20 @@ def test_one_that_ends_on_a_prompt_is_there_for_the_next(
     assert says in shown.splitlines()
     # Where it was started anew, it answered a few tokens of another text before it was timed.
     ids = [one["ids"] for one in asked(tmp_path)]
-    assert [one["max_tokens"] for one in asked(tmp_path)] == [32, 2, 2, 8, 2]
-    assert ids[3] == ids[4][:8][::-1] and ids[4] not in ids[1:3]
+    assert [one["max_tokens"] for one in asked(tmp_path)] == [32, 2, 2, 8, 2, 8, 2]
+    assert ids[5] == ids[6][:8][::-1] and ids[6] not in ids[1:5]
 
 
 def test_its_other_settings_answer_the_same_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = mortal(tmp_path, _5="ends")  # two warm-ups, two answers, then the second prompt
+    script = mortal(tmp_path, _5="ends", _7="ends")  # two warm-ups, two answers, then prompt two
     code, _, err = bench(tmp_path, capsys, script, "plain,fast")
     assert code == 0, err
     trials = files.read([tmp_path / "out"]).trials
     assert [len(trial.answers) for trial in trials] == [4, 3, 4]
     (lost,) = trials[1].unanswered
-    last = asked(tmp_path)[5:]
+    last = asked(tmp_path)[7:]
     assert len(last) == 5  # each setting is warmed up before it is timed, but once
     assert {one["setting"] for one in last if one["max_tokens"] == 8} == {"plain", "fast"}
     assert last[0]["setting"] != lost.split("/")[1]
@@ -104,7 +140,7 @@ def test_its_other_settings_answer_the_same_prompt(
 def test_one_that_ends_on_two_prompts_running_ends_its_pair(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = mortal(tmp_path, _2="ends", _4="ends")
+    script = mortal(tmp_path, _2="ends", _3="ends", _4="ends", _5="ends")
     code, _, err = bench(tmp_path, capsys, script, "plain")
     assert code == 1 and "on two prompts running, it ended or made no sense: " in err
     assert err.splitlines()[-1].endswith("it.log says why; the same command goes on")
@@ -118,13 +154,13 @@ def test_one_that_ends_on_two_prompts_running_ends_its_pair(
 def test_one_that_ends_at_once_is_measured_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown, err = bench(tmp_path, capsys, mortal(tmp_path, _1="ends"), "plain")
+    code, shown, err = bench(tmp_path, capsys, mortal(tmp_path, _1="ends", _2="ends"), "plain")
     assert (code, shown) == (1, "") and "it ended or made no sense: " in err
     assert not (tmp_path / "out" / files.FILE).exists()
 
 
 def test_one_that_hangs_is_ended_and_started_anew(tmp_path: Path) -> None:
-    script = mortal(tmp_path, _2="hangs", _3="refuses", _5="ends")
+    script = mortal(tmp_path, _2="hangs", _3="refuses", _5="ends", _6="ends")
     peer = Peer(script, tmp_path, tmp_path / "it.log", {"settings": None}, patience=60)
     side = PeerSide(peer, "plain")
     try:

@@ -582,6 +582,10 @@ def test_a_narrow_terminal_has_less_of_the_table_and_no_row_in_two_lines() -> No
         assert all((name in head) != (name in left_out) for name in table.HEAD)
         assert "OVER PLAIN" in head and "(95%)" in head
         assert (table.GAP in shown) == ("GAP P50/P95" in head)
+        over = next(line for line in shown if line.startswith("CATEGORY") and " PEER " in line)
+        for name in ("TOK/S", "plain"):
+            says = any(line.startswith("no room for TOK/S") and name in line for line in shown)
+            assert says == (name not in over)
         assert sum("1.00 (1.00 to 1.00)" in line for line in shown) >= 3  # behind the texts
     assert len(list(table.lines(made, 1))) > len(whole)
 
@@ -765,7 +769,7 @@ def test_energy_leaves_out_a_prompt_that_one_side_has_no_figure_for() -> None:
     made = results(trials, ["plain", "l", "it/a", "it/b"])
     assert energy(made, "p") == pytest.approx({"l": 2.0, "it/a": 4.0})
     trials[1].answers[2].joules = 84.0  # the prompt's second time it was running
-    assert energy(made, "p") == pytest.approx({"l": 4284 / 63, "it/a": 4.0})
+    assert energy(made, "p") == pytest.approx({"l": 4368 / 105, "it/a": 4.0})
 
 
 def test_a_category_that_is_called_like_text_lengths() -> None:

@@ -170,22 +170,23 @@ def unanswered(results: Results, pair: str) -> Iterator[str]:
 
 
 def energy(results: Results, pair: str) -> dict[str, float] | None:
-    """Joules a token of the sides whose energy was told, over the prompts where that of all of
+    """Joules a token of the sides whose energy was told, over the trials where that of all of
     those was; None where no side's was.
     """
-    trials = trials_of(results, pair, ALL)
-    told: dict[str, set[Asked]] = {}
-    for side in results.sides(pair):
-        found = row(results, pair, side, ALL)
-        if found is not None and found.joules_per_token is not None:
-            answers = ((pairing(trial), trial.answer(side)) for trial in trials)
-            told[side] = {asked for asked, a in answers if a and a.joules is not None}
+    told: dict[str, dict[tuple[Asked, int], tuple[float, int]]] = {}
+    for trial in trials_of(results, pair, ALL):
+        for answer in trial.answers:
+            if answer.joules is not None and answer.tokens:
+                one = answer.joules, len(answer.tokens)
+                told.setdefault(answer.side, {})[pairing(trial), trial.repeat] = one
     if not told:
         return None
-    within = set.intersection(*told.values())
-    rows = {side: row(results, pair, side, ALL, within=within) for side in told}
-    joules = {side: one.joules_per_token for side, one in rows.items() if one is not None}
-    return {side: j for side, j in joules.items() if j is not None}
+    within = set.intersection(*(set(found) for found in told.values()))
+    return {
+        side: sum(told[side][at][0] for at in within) / sum(told[side][at][1] for at in within)
+        for side in results.sides(pair)
+        if side in told and within
+    }
 
 
 def metered(results: Results, pair: str) -> str:

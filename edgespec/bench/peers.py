@@ -49,10 +49,14 @@ class Unanswered(EdgespecError):
 
 
 class Gone(EdgespecError):
-    """A program that ended, made no sense or hung while it was asked; `reason` says which."""
+    """A program that ended, made no sense or hung while it was asked; `reason` says which.
 
-    def __init__(self, peer: str, reason: str, log: Path) -> None:
+    One that hung may do so again for as long.
+    """
+
+    def __init__(self, peer: str, reason: str, log: Path, *, hung: bool) -> None:
         super().__init__(f"{peer} {reason}: {log} says why")
+        self.hung = hung
         self.peer, self.reason = peer, f"{peer} {reason} ({log.name} says why)"
 
 
@@ -148,9 +152,10 @@ class Peer:
                 raise ValueError("a reply is an object")
         except queue.Empty:
             minutes = f"{self._patience / 60:.0f} minutes"
-            raise self._lost(f"gave no reply within {minutes} and was ended") from None
+            reason = f"gave no reply within {minutes} and was ended"
+            raise self._lost(reason, hung=True) from None
         except (OSError, ValueError, RecursionError):
-            raise self._lost("ended or made no sense") from None
+            raise self._lost("ended or made no sense", hung=False) from None
         except KeyboardInterrupt:  # which doesn't reach a session of its own
             self._kill()
             raise
@@ -158,11 +163,11 @@ class Peer:
             raise Unanswered(f"{self.name} can't do this: {one_line(str(reply['error']))}")
         return reply
 
-    def _lost(self, reason: str) -> Gone:
+    def _lost(self, reason: str, *, hung: bool) -> Gone:
         self._gone = True
         self._kill()
         self.close()
-        return Gone(self.name, reason, self._log)
+        return Gone(self.name, reason, self._log, hung=hung)
 
     def close(self) -> None:
         """End it; safe to call twice."""
@@ -179,10 +184,12 @@ class Peer:
             self._process.stdout.close()
 
     def _kill(self) -> None:
-        """End it at once, and what it started; where there are no sessions, it alone."""
+        """End it at once, and what it started, which may be there without it; where there are no
+        sessions, it alone.
+        """
         if sys.platform == "win32":
             self._process.kill()
-        elif self._process.poll() is None:
+        elif self._process.returncode is None:  # until it is waited for, its number is its own
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -204,9 +211,19 @@ class PeerSide:
         self._starts = peer.starts
 
     def answer(self, ids: Sequence[int], max_tokens: int, sampling: SamplingParams) -> Answer:
-        """See `Side.answer`; greedy alone."""
+        """See `Side.answer`; greedy alone. A program that ends is asked once more: it may have been
+        gone before, and only what ends it twice is held against a setting.
+        """
         if sampling.temperature:
             raise ConfigError("peers are measured greedily: leave --temperature out")
+        try:
+            return self._answered(ids, max_tokens)
+        except Gone as gone:
+            if gone.hung:
+                raise
+        return self._answered(ids, max_tokens)
+
+    def _answered(self, ids: Sequence[int], max_tokens: int) -> Answer:
         self._peer.be_there()
         if self._starts != self._peer.starts:
             with suppress(Unanswered):

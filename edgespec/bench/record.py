@@ -68,9 +68,10 @@ class Answer:
     `side` is "plain", a setting such as "lookup+model:auto", or "PEER/SETTING". `ttft_seconds` is
     None where the prompt was kept from the answer before. `decode_seconds` pass from the first
     token to the end, text included. `arrivals` are (seconds since the request, tokens), one for
-    each time that text came. `difference` says where a text isn't plain's, and whether rounding
-    explains it; None where it is the same, or where texts can't be compared. `first_tokens` came
-    with the first: a program that drafts behind the prompt at once gives several.
+    each time that text came. `difference` says where a text isn't plain's and, of our own sides,
+    whether rounding explains it; None where it is the same, or where texts can't be compared.
+    `first_tokens` came with the first: a program that drafts behind the prompt at once gives
+    several.
     """
 
     side: str

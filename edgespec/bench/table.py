@@ -64,8 +64,7 @@ def lines(results: Results, room: int | None = None) -> Iterator[str]:
             yield lead(results, pair)
             shown, less = narrowed([HEAD, *table], LESS, room)
             yield from columns(shown)
-            if less:
-                yield f"no room for {', '.join(less)} here: the report has all columns"
+            yield from _no_room(less)
             if "GAP P50/P95" in shown[0]:
                 yield GAP
             yield from unlike(results, pair)
@@ -78,6 +77,11 @@ def lines(results: Results, room: int | None = None) -> Iterator[str]:
         yield from _energy(results, pair)
         yield from verdicts(results, pair)
         yield ""
+
+
+def _no_room(less: Sequence[str]) -> Iterator[str]:
+    if less:
+        yield f"no room for {', '.join(less)} here: the report has all columns"
 
 
 def lead(results: Results, pair: str) -> str:
@@ -263,8 +267,9 @@ def _peers(results: Results, pair: str, room: int | None) -> Iterator[str]:
     yield ""
     yield "each peer at its best setting in each category, and edgespec over it (95%):"
     head = ("CATEGORY", "PEER", "BEST", "TOK/S", *own)
-    shown, _ = narrowed([head, *over_peers(results, pair)], ("TOK/S", PLAIN), room)
+    shown, less = narrowed([head, *over_peers(results, pair)], ("TOK/S", PLAIN), room)
     yield from columns(shown)
+    yield from _no_room(less)
     for peer, theirs in peers.items():
         yield from left_out(with_bests(results, pair, peers), pair, own, {peer: theirs})
 
