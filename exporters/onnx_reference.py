@@ -34,8 +34,8 @@ def configuration(checkpoint: Outline) -> Any:
     """
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, __version__
 
-    named = str(checkpoint.config.get("model_type"))
-    if named not in CONFIG_MAPPING:
+    named = checkpoint.config.get("model_type")  # without it, transformers goes by the path
+    if named is not None and str(named) not in CONFIG_MAPPING:
         raise ExportError(
             f"{checkpoint.name} is of model_type {named}, which transformers {__version__} can't "
             "load without code of the checkpoint's own, so it can't be exported to ONNX; "
@@ -44,7 +44,7 @@ def configuration(checkpoint: Outline) -> Any:
     with _as_sentence(checkpoint), transformers_4.staged(checkpoint) as folder:
         config = AutoConfig.from_pretrained(folder, **_HERE)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        kind = next(iter(checkpoint.architectures), named)
+        kind = next(iter(checkpoint.architectures), config.model_type)
         raise ExportError(
             f"{checkpoint.name} is a {kind}, which is no causal language model (ForCausalLM); "
             "choose a checkpoint that is one."

@@ -110,6 +110,21 @@ def test_optimum_without_its_part_for_onnx_is_told(
     exporter.require_extra("fused")
 
 
+@with_extra
+def test_a_configuration_without_model_type_is_read_by_its_folders_name(tmp_path: Path) -> None:
+    """As transformers does, so that checkpoints from before there was that key are exported."""
+    from edgespec.exporters.onnx_reference import configuration
+
+    config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 3}
+    for name in ("my-gpt2", "none"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    old, other = (Outline(tmp_path / n, config, n, None) for n in ("my-gpt2", "none"))
+    assert configuration(old).n_layer == 3
+    with pytest.raises(ExportError, match=r"can't load none: .*`model_type` key"):
+        configuration(other)
+
+
 @pytest.mark.parametrize("option", ["--draft-dtype", "--draft-revision"])
 def test_an_option_for_a_draft_that_isnt_named_is_refused(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -167,9 +167,11 @@ def _speed_section(
 
 
 def _planner_section(figures: Figures, width: int) -> list[Content]:
-    if not figures.rounds or not (figures.parked or figures.drafter):
+    if not figures.rounds:
         return [_heading("Planner", "", width), Content.styled("nothing drafted yet", "label")]
-    if figures.parked:
+    if not (figures.parked or figures.drafter):
+        state = Content.styled("nothing drafted yet", "label")
+    elif figures.parked:
         state = Content.styled("parked: drafts nothing", "value")
     else:
         ahead = f", lookahead {figures.lookahead}"
