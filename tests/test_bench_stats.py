@@ -501,7 +501,7 @@ def test_what_a_row_counts() -> None:
     assert whole.ratio.center == pytest.approx(math.sqrt(4.2 * 8.4))
     assert whole.mean_accepted_length == pytest.approx(21 / 5)
     assert whole.acceptance_rate == 0.5
-    assert whole.joules_per_token == pytest.approx(30 / 21)
+    assert energy(made, "p") == pytest.approx({"lookup:3": 30 / 21})
     assert whole.split and whole.split.total == pytest.approx(1.0 / 5)
     assert whole.split.rest == pytest.approx(0.1 / 5)
     assert whole.gap_p50 == pytest.approx(1.0)
@@ -511,7 +511,7 @@ def test_what_a_row_counts() -> None:
     some = row(results([many], ["plain", "it/a"]), "p", "it/a", "z")
     assert some and some.ratio and some.ratio.center == pytest.approx(0.5)  # 10 tokens, not 20
     plain = row(made, "p", "plain", ALL)
-    assert plain and plain.ratio is None and plain.joules_per_token is None
+    assert plain and plain.ratio is None
     assert row(made, "p", "nobody", ALL) is None
 
 
@@ -729,8 +729,7 @@ def test_energy_that_was_not_told_for_each_answer() -> None:
         Trial("p", f"{i}", "x", 0, 0, 9, "", [answer("plain", 1.0, joules=joules)])
         for i, joules in enumerate((42.0, None, 0.0))
     ]
-    found = row(results(trials, ["plain"]), "p", "plain", "x")
-    assert found and found.joules_per_token == pytest.approx(1.0)
+    assert energy(results(trials, ["plain"]), "p") == pytest.approx({"plain": 1.0})
 
 
 def test_energy_is_told_of_those_that_have_it_over_the_same_prompts() -> None:

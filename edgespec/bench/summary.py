@@ -60,7 +60,6 @@ class Row:
     gap_p95: float | None
     mean_accepted_length: float | None
     acceptance_rate: float | None
-    joules_per_token: float | None
     split: Split | None
     texts: Texts
 
@@ -137,7 +136,6 @@ def row(
         acceptance_rate=sum(a.accepted or 0 for a in answers) / sum(drafted)
         if sum(drafted)
         else None,
-        joules_per_token=_joules(answers),
         split=_split(answers),
         texts=_texts(answers),
     )
@@ -278,13 +276,6 @@ def _rate(answer: Answer | None) -> _Rate | None:
     seconds = answer.ttft_seconds + answer.decode_seconds
     tokens = len(answer.tokens) + (answer.finish_reason == "end")
     return (tokens, seconds) if tokens and seconds else None
-
-
-def _joules(answers: Sequence[Answer]) -> float | None:
-    """A token's energy, of the answers whose energy was told."""
-    told = [(a.joules, len(a.tokens)) for a in answers if a.joules is not None]
-    tokens = sum(count for _, count in told)
-    return sum(joules for joules, _ in told) / tokens if tokens else None
 
 
 def _gaps(answer: Answer) -> list[float]:
