@@ -36,6 +36,11 @@ REFERENCE_SHARE = 0.003
 
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
+_EARLY, _CAUTION = 16, 3.0
+# So few tokens into an answer, which may be over soon, a long read must be worth so many times its
+# price.
+_LONG = 16  # tokens, more than which are a long read
+_NEWEST = 0.3  # of the newest answer's weight in what is usual
 _RESTS = 31  # answers at most that a drafter which keeps failing is left out of
 
 
@@ -50,6 +55,8 @@ class _Answer:
     spent: float = 0.0  # as it was,
     choosing: float = 0.0  # what of that went into choosing tokens,
     probes: float = 0.0  # and by the costs into probes
+    to_serve: float = 0.0  # tokens that might have been drafted for when a long read was made,
+    served: float = 0.0  # and those of rounds that were, by who made it
     looked: bool = False  # its first look for a draft is over
     drafted: Draft = NO_DRAFT  # the latest
 
@@ -84,7 +91,8 @@ class AdaptivePlanner:
         self._failures: dict[str, int] = {}  # of a drafter, one after the other,
         self._rests: dict[str, int] = {}  # and answers that it is left out of, this one included
         self._plain_rounds = 0
-        self._usual_length = 200.0  # tokens of an answer, in the mean
+        self._usual_length = 200.0  # tokens of an answer, in the mean,
+        self._usual_part = 0.2  # and the part of them that a long read served
         # Of late, in rounds that had a free guess and in others; time in plain rounds.
         self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
         self._probe_credit = self._reference_credit = 0.0  # in plain rounds
@@ -95,6 +103,7 @@ class AdaptivePlanner:
         self._answer = _Answer(length, length)
         self._seen, self._why_none = None, ""
         self._rests = {name: left - 1 for name, left in self._rests.items() if left > 1}
+        self._parking.begin()
         self._known.begin()
 
     def draft(
@@ -207,6 +216,9 @@ class AdaptivePlanner:
         if asked is None or asked.drafter.free:
             return 0.0, 0.0
         name, steps, owed = asked.drafter.name, max(1, drawn), asked.owed
+        if owed > _LONG and not self._answer.to_serve:
+            self._answer.to_serve = max(32.0, self._usual_length)
+        self._answer.served += len(outcome.tokens)
         short = self.costs.draft(name, steps, min(2, owed), length)
         whole = self.costs.draft(name, steps, owed, length)
         if draft:
@@ -215,16 +227,11 @@ class AdaptivePlanner:
 
     def _able(self, drafters: Mapping[str, Drafter]) -> Mapping[str, Drafter]:
         """Those that haven't failed in this answer, or in answer after answer."""
-        able = {
-            name: drafter
-            for name, drafter in drafters.items()
-            if not drafter.failed and name not in self._rests
-        }
-        out = [
-            f"{name} failed {'in this answer' if drafter.failed else 'too often of late'}"
-            for name, drafter in drafters.items()
-            if name not in able
-        ]
+        for name, drafter in drafters.items():
+            if name in self._rests and not drafter.failed:
+                drafter.failed = "it failed in answers before, and is tried again later"
+        able = {name: drafter for name, drafter in drafters.items() if not drafter.failed}
+        out = [f"{name} failed" for name in drafters if name not in able]
         self._why_none = " and ".join([*["no drafter has a guess"] * bool(able or not out), *out])
         return able
 
@@ -264,14 +271,14 @@ class AdaptivePlanner:
     def to_json(self) -> dict[str, Any]:
         """What answers showed of the drafters, for another day; this one counts as over."""
         self._end_answer()
-        return {"answer": self._usual_length, **self._known.to_json()}
+        return {"answer": self._usual_length, "served": self._usual_part, **self._known.to_json()}
 
     def recall(self, data: Mapping[str, Any]) -> None:
         """Go on from what `to_json` gave; KeyError, TypeError or ValueError for anything else."""
-        length = float(data["answer"])
-        if not 1 <= length < 1e6:
-            raise ValueError("this is no length of an answer")
-        self._usual_length = length
+        length, part = float(data["answer"]), float(data["served"])
+        if not (1 <= length < 1e6 and 0.05 <= part <= 1):
+            raise ValueError("this is no length of an answer, or no part of it")
+        self._usual_length, self._usual_part = length, part
         self._known.recall(data)
 
     @property
@@ -281,10 +288,16 @@ class AdaptivePlanner:
         return max(1.0, self._tokens[kind] / self._time[kind])
 
     def _end_answer(self) -> None:
-        """Learn how long answers are; what follows belongs to the next."""
+        """Learn how long answers are and what reads served; what follows belongs to the next."""
         answer = self._answer
+        if answer.to_serve:
+            part = min(1.0, answer.served / answer.to_serve)
+            self._usual_part += _NEWEST * (part - self._usual_part)
+            self._usual_part = max(0.05, self._usual_part)
+            answer.to_serve = 0.0
         if answer.length > answer.begun:
-            self._usual_length += 0.3 * (answer.length - answer.begun - self._usual_length)
+            length = answer.length - answer.begun
+            self._usual_length += _NEWEST * (length - self._usual_length)
             answer.begun = answer.length
 
     def _count(self, tokens: int, time: float) -> None:
@@ -322,10 +335,12 @@ class AdaptivePlanner:
                 options += choices.asking(drafter)
             elif name in guesses:
                 options.append(choices.taking(drafter, guesses[name]))
-        # A long read is paid once and serves what follows: a fifth of an answer's tokens, since the
+        # A long read is paid once and serves what follows: a part of an answer's tokens, since the
         # rest may be another kind of text, or three fifths of what there is room for.
-        served = min(3.0 * (room + 1), max(32.0, self._usual_length, answer.length - answer.begun))
-        share = min(1.0, 5 * self._speed / served)
+        length = answer.length - answer.begun
+        part = self._usual_part * max(32.0, self._usual_length, length)
+        caution = _CAUTION if length < _EARLY else 1.0
+        share = min(1.0, caution * self._speed / min(0.6 * (room + 1), part))
         self._seen = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
             return None if self._affords_reference() else best

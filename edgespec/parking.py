@@ -4,7 +4,8 @@ To look takes the free drafters' guesses and learning from the round, a tenth of
 two. Where a plain token takes less than some ten, that is not nothing.
 
 Invariant: while drafts come every round looks; parked, looking keeps to its share of the time, as
-far as looking in one round of `_RAREST` is rare enough for that.
+far as one round of `_RARE` is rare enough for that, and from `_LONG` such rounds of an answer on
+one of `_RAREST`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class Parking:
     def __init__(self) -> None:
         self._idle = _AFTER  # rounds since the latest draft
         self._cost = 0.0  # of a look, in plain rounds
+
+    def begin(self) -> None:
+        """An answer begins: what there was little hope of in another may come in this one."""
+        self._idle = min(self._idle, _AFTER)
 
     @property
     def parked(self) -> bool:

@@ -87,7 +87,7 @@ def test_a_later_turn_reads_what_is_new_alone() -> None:
         # A token that is read costs 0.05 plain ones, and one that is drawn 0.16.
         assert max(r.draft_cost for r in late[True]) < 0.05 * (QUESTION + 5) + 0.16 * 16
         assert sum(bool(r.drafted) for r in late[True]) > 0.9 * len(late[True])
-        assert sum(r.cost for r in late[True]) < 0.8 * sum(r.cost for r in late[False])
+        assert sum(r.cost for r in late[True]) < 0.85 * sum(r.cost for r in late[False])
 
 
 def test_a_prompt_that_was_not_read_at_once_is_owed_later() -> None:
