@@ -36,9 +36,7 @@ REFERENCE_SHARE = 0.003
 
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
-_EARLY, _CAUTION = 16, 3.0
-# So few tokens into an answer, which may be over soon, a long read must be worth so many times its
-# price.
+_EARLY, _CAUTION = 16, 3.0  # tokens into an answer, up to which a long read is charged thrice
 _LONG = 16  # tokens, more than which are a long read
 _NEWEST = 0.3  # of the newest answer's weight in what is usual
 _RESTS = 31  # answers at most that a drafter which keeps failing is left out of
@@ -56,7 +54,7 @@ class _Answer:
     choosing: float = 0.0  # what of that went into choosing tokens,
     probes: float = 0.0  # and by the costs into probes
     to_serve: float = 0.0  # tokens that might have been drafted for when a long read was made,
-    served: float = 0.0  # and those of rounds that were, by who made it
+    served: float = 0.0  # and those of the rounds in which a model drafted
     looked: bool = False  # its first look for a draft is over
     drafted: Draft = NO_DRAFT  # the latest
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.errors import ConfigError
 from edgespec.session import Session
 
 Floats = npt.NDArray[np.float64]
@@ -331,8 +332,11 @@ def measure(
     """Time passes of the target, and steps of each drafter, in the time of some 40 plain tokens.
 
     The caches are empty afterwards. `check` is called between passes and may raise to stop;
-    `on_pass` is told of each pass: its kind, tokens and seconds.
+    `on_pass` is told of each pass: its kind, tokens and seconds. Raises ConfigError for a drafter
+    called "check", as the target's passes are.
     """
+    if "check" in drafters:
+        raise ConfigError('a drafter called "check" would take the name of the target\'s passes')
 
     def time(kind: str, session: Session, points: Sequence[int], budget: float) -> dict[int, float]:
         def once(tokens: int, seconds: float) -> None:

@@ -20,6 +20,7 @@ from edgespec.confidence import MATCH_PRIOR, Outlook
 from edgespec.costs import READS, Costs, measure
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import ConfigError
 from edgespec.planner import Outcome, Seconds
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.verify import Verdict
@@ -353,6 +354,13 @@ def test_saved_costs_come_back_for_the_same_key_only(key: dict[str, Any]) -> Non
 def first_number(text: bytes, number: bytes) -> bytes:
     """The first of the costs replaced."""
     return re.sub(rb'("seconds": \[)[^,]*', rb"\g<1>" + number, text, count=1)
+
+
+def test_no_drafter_takes_the_name_of_the_checks() -> None:
+    session = FakeSession(8)
+    with pytest.raises(ConfigError, match='a drafter called "check"'):
+        measure(session, {"check": FakeSession(8)})
+    assert not session.passes
 
 
 @pytest.mark.parametrize(

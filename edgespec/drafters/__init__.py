@@ -25,7 +25,7 @@ class Drafter(Protocol):
         free: whether a guess costs next to nothing, so that it may be had just to be judged, and
             used in part. Nothing is drawn for it: its drafts have no `probs`.
         failed: why it has no more guesses in this answer, in a sentence; empty where nothing went
-            wrong. The target goes on without it.
+            wrong. The target goes on without it. A planner sets it of one that keeps failing.
     """
 
     name: str
