@@ -36,7 +36,6 @@ REFERENCE_SHARE = 0.003
 
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
-_EARLY, _CAUTION = 16, 3.0  # tokens into an answer, up to which a long read is charged thrice
 _LONG = 16  # tokens, more than which are a long read
 _NEWEST = 0.3  # of the newest answer's weight in what is usual
 _RESTS = 31  # answers at most that a drafter which keeps failing is left out of
@@ -335,10 +334,8 @@ class AdaptivePlanner:
                 options.append(choices.taking(drafter, guesses[name]))
         # A long read is paid once and serves what follows: a part of an answer's tokens, since the
         # rest may be another kind of text, or three fifths of what there is room for.
-        length = answer.length - answer.begun
-        part = self._usual_part * max(32.0, self._usual_length, length)
-        caution = _CAUTION if length < _EARLY else 1.0
-        share = min(1.0, caution * self._speed / min(0.6 * (room + 1), part))
+        length = max(32.0, self._usual_length, answer.length - answer.begun)
+        share = min(1.0, self._speed / min(0.6 * (room + 1), self._usual_part * length))
         self._seen = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
             return None if self._affords_reference() else best
