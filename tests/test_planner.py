@@ -84,7 +84,7 @@ def cost(rounds: Sequence[Played], begin: int = 0, end: int = 1 << 30) -> float:
         ("apple", "steady 0.95", ["model"]),
         ("noisy f16", "bursty", ["model"]),
         ("throttled f16", "copying", BOTH),
-        ("crowded f16", "steady 0.95", ["model"]),
+        ("crowded f16", "steady 0.8", ["model"]),
         ("stale f16", "steady 0.8", ["model"]),
     ],
 )
