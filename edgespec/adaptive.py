@@ -37,6 +37,7 @@ REFERENCE_SHARE = 0.003
 _FADE = 0.97  # of a round's weight in the speed, for each round after it
 _HELD_UP = 5.0  # times longer than expected, at most, a round is taken to have been
 _LONG = 16  # tokens, more than which are a long read
+_LEAST_PART = 0.05  # of an answer's tokens that a long read is thought to serve
 _NEWEST = 0.3  # of the newest answer's weight in what is usual
 _RESTS = 31  # answers at most that a drafter which keeps failing is left out of
 
@@ -229,7 +230,9 @@ class AdaptivePlanner:
                 drafter.failed = "it failed in answers before, and is tried again later"
         able = {name: drafter for name, drafter in drafters.items() if not drafter.failed}
         out = [f"{name} failed" for name in drafters if name not in able]
-        self._why_none = " and ".join([*["no drafter has a guess"] * bool(able or not out), *out])
+        if able or not out:
+            out.insert(0, "no drafter has a guess")
+        self._why_none = " and ".join(out)
         return able
 
     def _count_failures(self, drafter: Drafter) -> None:
@@ -273,7 +276,7 @@ class AdaptivePlanner:
     def recall(self, data: Mapping[str, Any]) -> None:
         """Go on from what `to_json` gave; KeyError, TypeError or ValueError for anything else."""
         length, part = float(data["answer"]), float(data["served"])
-        if not (1 <= length < 1e6 and 0.05 <= part <= 1):
+        if not (1 <= length < 1e6 and _LEAST_PART <= part <= 1):
             raise ValueError("this is no length of an answer, or no part of it")
         self._usual_length, self._usual_part = length, part
         self._known.recall(data)
@@ -290,7 +293,7 @@ class AdaptivePlanner:
         if answer.to_serve:
             part = min(1.0, answer.served / answer.to_serve)
             self._usual_part += _NEWEST * (part - self._usual_part)
-            self._usual_part = max(0.05, self._usual_part)
+            self._usual_part = max(_LEAST_PART, self._usual_part)
             answer.to_serve = 0.0
         if answer.length > answer.begun:
             length = answer.length - answer.begun
