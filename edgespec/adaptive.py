@@ -23,7 +23,7 @@ from edgespec.parking import Parking
 from edgespec.planner import Outcome, PlannerStatus
 from edgespec.sampling import Sampler
 from edgespec.session import TokenIds
-from edgespec.verify import NO_DRAFT, Draft, checked
+from edgespec.verify import NO_DRAFT, Draft, vet
 from edgespec.worth import MAX_DRAWN, Choices, Option
 
 MAX_LOOKAHEAD = MAX_TOKENS - 1
@@ -117,7 +117,7 @@ class AdaptivePlanner:
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
             guess = drafter.propose(tokens, longest, sampler)
-            if checked(guess, longest, sampler.width, drafter.name, free=True):
+            if vet(guess, longest, sampler.width, drafter.name, free=True):
                 here.guesses[drafter.name] = guess
         if not here.guesses and len(free) == len(drafters):
             return NO_DRAFT
@@ -131,7 +131,7 @@ class AdaptivePlanner:
         drawing = Drawing(choices, best.drafter, free, sampler, near=best.near)
         most = min(longest, MAX_DRAWN)
         draft = best.drafter.propose(tokens, most, sampler, drawing, near=best.near)
-        checked(draft, most, sampler.width, best.drafter.name)
+        vet(draft, most, sampler.width, best.drafter.name)
         self._count_failures(best.drafter)
         if not draft:  # it has tokens of which none may come, or none for the newest one
             self._seen = None

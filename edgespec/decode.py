@@ -25,9 +25,9 @@ from edgespec.verify import (
     Draft,
     Origin,
     Verdict,
-    checked,
     verify_choices,
     verify_rejection,
+    vet,
 )
 
 
@@ -108,7 +108,7 @@ def decode(
         if left is not None:
             room = min(room, left() - 1)  # a check brings one token more than was drafted
         draft = planner.draft(drafters, tokens.view, room, sampler) if drafting else NO_DRAFT
-        draft = checked(draft, room, sampler.width)
+        draft = vet(draft, room, sampler.width)
         drafted_at = perf_counter()
         rows = check(target, tokens, draft)  # (k+1, V)
         checked_at = perf_counter()

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.drafters import Drafter
 from edgespec.sampling import Sampler
-from edgespec.verify import NO_DRAFT, Draft, checked
+from edgespec.verify import NO_DRAFT, Draft, vet
 from edgespec.worth import MAX_DRAWN, Choices
 
 _SWITCH = 0.1  # tokens that copying must be worth more than drawing on
@@ -63,7 +63,7 @@ class Drawing:
         text = np.concatenate([choices.tokens, np.array(self._drawn, choices.tokens.dtype)])
         most = choices.longest - size
         guess = drafter.propose(text, most, self._sampler)
-        checked(guess, most, self._sampler.width, drafter.name, free=True)
+        vet(guess, most, self._sampler.width, drafter.name, free=True)
         rates = choices.known.match(drafter.name)
         worth, more = self._best(map(rates.rate, guess.confidence), 0.0)
         return worth, guess.as_guess(more)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -134,11 +134,17 @@ def read(header: GGUFHeader) -> NarrowHead | None:
     return NarrowHead(kept, embeddings, head)
 
 
-def read_metadata(
-    name: str, metadata: Mapping[str, str], rows: int
-) -> tuple[npt.NDArray[np.int32], int] | None:
-    """The tokens (N,) of an ONNX graph's head, and those in its whole vocabulary; None where its
-    head is whole. `rows`: numbers in a row of its logits. Raises ModelFormatError.
+class NarrowVocabulary(NamedTuple):
+    """What an ONNX graph says of its head: the tokens (N,) ascending that it has, of so many."""
+
+    kept: npt.NDArray[np.int32]
+    vocab_size: int
+
+
+def read_metadata(name: str, metadata: Mapping[str, str], rows: int) -> NarrowVocabulary | None:
+    """The tokens of an ONNX graph's head; None where it is whole.
+
+    `rows`: numbers in a row of its logits. Raises ModelFormatError.
     """
     if KEPT not in metadata:
         return None
@@ -150,7 +156,7 @@ def read_metadata(
     fits = 0 < len(kept) == rows and kept[0] >= 0 and kept[-1] < vocab_size
     if not (fits and (np.diff(kept) > 0).all()):
         raise ModelFormatError(f"{name} is damaged: its head's tokens make no sense: {_AGAIN}")
-    return kept, vocab_size
+    return NarrowVocabulary(kept, vocab_size)
 
 
 class TableRows:

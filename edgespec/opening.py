@@ -52,7 +52,7 @@ def make_planner(
     if planner is None:
         report("measuring what passes of these models cost on this machine, once")
         sessions = {name: model.session for name, model in models.items()}
-        costs = measure(target.session, sessions, check=cancel.check, on_pass=on_pass)
+        costs = measure(target.session, sessions, check=cancel.raise_if_set, on_pass=on_pass)
         costs.taken = max(time.time(), kept.costs.taken + 1 if kept else 0.0)  # clocks go back
         planner = AdaptivePlanner(costs)
         if kept is not None:  # costs are measured again; what drafters proved to be worth stands

@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.options import check_lookahead
 from edgespec.sampling import Sampler
 from edgespec.session import Logits, TokenIds
-from edgespec.verify import NO_DRAFT, Draft, Verdict, checked
+from edgespec.verify import NO_DRAFT, Draft, Verdict, vet
 
 
 class Seconds(NamedTuple):
@@ -109,7 +109,7 @@ class FixedPlanner:
     def begin(self, length: int) -> None:
         self._drafted = NO_DRAFT
 
-    def check(self, drafters: Mapping[str, Drafter]) -> None:
+    def require_drafters(self, drafters: Mapping[str, Drafter]) -> None:
         """Raises ConfigError where it is to draft with one that isn't among `drafters`."""
         for name in self._drafters if self._lookahead else ():
             if name not in drafters:
@@ -122,11 +122,11 @@ class FixedPlanner:
         self, drafters: Mapping[str, Drafter], tokens: TokenIds, room: int, sampler: Sampler
     ) -> Draft:
         lookahead, unsure = min(self._lookahead, room), NO_DRAFT
-        self.check(drafters)
+        self.require_drafters(drafters)
         for name in self._drafters if lookahead > 0 else ():
             drafter = drafters[name]
             draft = drafter.propose(tokens, lookahead, sampler)
-            draft = checked(draft, lookahead, sampler.width, name, free=drafter.free)
+            draft = vet(draft, lookahead, sampler.width, name, free=drafter.free)
             if draft and (not drafter.free or draft.confidence[0] >= _SURE):
                 return draft
             unsure = unsure or draft

@@ -253,7 +253,7 @@ class Runtime:
         if planner is None or not self.target.session.can_rollback:  # else it would fail midway
             planner = self._engine.planner
         if isinstance(planner, FixedPlanner):
-            planner.check(self.drafters)
+            planner.require_drafters(self.drafters)
         return Generation(
             self._engine,
             ids,

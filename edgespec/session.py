@@ -111,7 +111,7 @@ class CancelFlag:
     def is_set(self) -> bool:
         return bool(self._bytes[0] != b"\0")
 
-    def check(self) -> None:
+    def raise_if_set(self) -> None:
         """Raise `Cancelled` if the flag is set."""
         if self.is_set():
             raise Cancelled("stopped")

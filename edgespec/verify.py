@@ -65,9 +65,7 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-def checked(
-    draft: object, most: int, width: int, drafter: str = "", *, free: bool = False
-) -> Draft:
+def vet(draft: object, most: int, width: int, drafter: str = "", *, free: bool = False) -> Draft:
     """The draft itself, where it is one of at most `most` ids below `width` that may be verified.
 
     Raises ConfigError, naming the drafter (none: the planner), for anything else. `free` drafters

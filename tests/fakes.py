@@ -68,7 +68,7 @@ class FakeSession:
         start = self.length
         try:
             for token in tokens:
-                self._cancel.check()
+                self._cancel.raise_if_set()
                 if not 0 <= token < self.vocab_size:
                     raise ModelError(f"{self.name} was given an id outside its vocabulary")
                 self.cache.append(int(token))

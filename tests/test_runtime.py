@@ -609,7 +609,7 @@ def test_closing_in_a_handler_while_another_thread_waits_for_what_it_interrupted
     def forward(*_: object) -> None:
         computing.set()
         assert cancelled.wait(20)
-        cancel.check()
+        cancel.raise_if_set()
 
     target.close = words.use.close  # type: ignore[method-assign]
     target.forward = forward  # type: ignore[assignment, method-assign]

@@ -72,7 +72,10 @@ class NativeModel:
 
 
 class LlamaSession:
-    """A llama.cpp context with one sequence; see `Session`."""
+    """A llama.cpp context with one sequence; see `Session`.
+
+    Until `probe` has run, nobody knows whether it can roll back.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,18 @@ class LlamaSession:
             self.close()
             raise ModelFormatError(f"{name} is an encoder, not a model that continues text")
         model.sessions.add(self)
-        self._probe_rollback()
+
+    def probe(self) -> None:
+        """Try what speculation needs: a recurrent or hybrid model can't forget its last token.
+
+        The cache is empty before and behind it.
+        """
+        self.forward([0, 0], 1)
+        try:
+            self.rollback(1)
+        except RollbackError:
+            self.can_rollback = False
+        self._truncate(0)
 
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """See `Session.forward`."""
@@ -156,7 +170,7 @@ class LlamaSession:
         parts: list[Logits] = []
         begin = 0
         while begin < len(tokens):
-            self._cancel.check()
+            self._cancel.raise_if_set()
             end = min(begin + len(self._tokens), len(tokens))
             if end > first_row:  # rows from here on: in one piece if they fit
                 if begin < first_row and num_logits <= self._max_rows < end - begin:
@@ -200,7 +214,7 @@ class LlamaSession:
         try:
             code, self._rows_at, failed = compute(
                 _pass, self._handle, self._batch, rows > 0,
-                watch=self._cancel.check, stop=self._cancel.interrupt,
+                watch=self._cancel.raise_if_set, stop=self._cancel.interrupt,
             )  # fmt: skip
         except BaseException:
             self._cancel.resume()
@@ -258,15 +272,6 @@ class LlamaSession:
         """Forget positions from `length` on; whether that is what happened."""
         removed = lib.llama_memory_seq_rm(self._memory, 0, length, -1)
         return bool(removed) and lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
-
-    def _probe_rollback(self) -> None:
-        """Try what speculation needs: a recurrent or hybrid model can't forget its last token."""
-        self.forward([0, 0], 1)
-        try:
-            self.rollback(1)
-        except RollbackError:
-            self.can_rollback = False
-        self._truncate(0)
 
 
 def _pass(handle: Any, batch: Any, wanted: bool) -> tuple[int, int | None, str]:

@@ -117,6 +117,7 @@ def _open(
         else:
             tokenizer = VocabularyOnly(header)
             session = NarrowSession(native, header, head, context_size, threads, cancel)
+        session.probe()
         return native, tokenizer, session
     except BaseException:
         native.close()

@@ -35,10 +35,10 @@ _hidden_address = telling_address(lib.llama_get_embeddings)
 
 
 class NarrowSession(LlamaSession):
-    """See `Session`; `vocab_size` is the whole vocabulary's."""
+    """See `Session`; `vocab_size` is the whole vocabulary's.
 
-    _embeddings: TableRows | None = None
-    _occurred: Occurred | None = None
+    Until `probe` has run, it knows no logits but those of the head's own tokens.
+    """
 
     def __init__(
         self,
@@ -52,6 +52,10 @@ class NarrowSession(LlamaSession):
         super().__init__(model, header.path.name, context_size, threads, cancel)
         if self.vocab_size != len(head.kept):
             raise ModelError(f"{self.name} is damaged: its head has {self.vocab_size} rows")
+        self._head = head
+        self._embeddings = TableRows(header.path, head.embeddings)
+        self._head_rows = TableRows(header.path, head.head)
+        self._occurred: Occurred | None = None  # what the text brought that the head lacks
         self._widener = Widener(head.kept, head.vocab_size)
         self._fed = np.empty((len(self._tokens), head.embeddings.width), np.float32)
         self._outputs = 0  # rows that the newest pass gave
@@ -64,13 +68,20 @@ class NarrowSession(LlamaSession):
             setattr(self._batch, name, getattr(own, name))
         self._batch.embd = self._fed.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self.vocab_size = head.vocab_size
-        self._embeddings = TableRows(header.path, head.embeddings)
-        self._occurred = self._find_factor(header, head)
+
+    def probe(self) -> None:
+        """See `LlamaSession.probe`; and whether logits are products with rows of the head, up to a
+        factor. Some architectures bend them or add to them: then only the head's own are known.
+        """
+        super().probe()
+        if self._max_rows < _NEAR:
+            return
+        self._occurred = self._none_occurred()
+        factor = self._find_factor()
+        self._occurred = self._none_occurred() if factor else None
+        self._factor = factor
 
     def _feed(self, tokens: Sequence[int] | TokenIds) -> None:
-        if self._embeddings is None:  # while it is being made, and tries what it can roll back
-            super()._feed(tokens)
-            return
         self._embeddings.read(tokens, self._fed[: len(tokens)])
         if self._occurred is not None:
             self._occurred.add(tokens)
@@ -85,9 +96,7 @@ class NarrowSession(LlamaSession):
         super()._decode(tokens, self._outputs)
 
     def _logits(self, rows: int) -> Logits:
-        logits = super()._logits(self._outputs or rows)[-rows:]  # (rows, N)
-        if self._embeddings is None:
-            return logits
+        logits = super()._logits(self._outputs)[-rows:]  # (rows, N)
         if not self._shows_hidden or self._occurred is None:
             return self._widener.widen(logits)  # (rows, V)
         hidden = self._hidden()[-rows:] * self._factor  # (rows, width)
@@ -100,27 +109,22 @@ class NarrowSession(LlamaSession):
             raise ModelError(f"{self.name} doesn't show what its head sees")
         return self._view(address, self._outputs, self._fed.shape[1])
 
-    def _find_factor(self, header: GGUFHeader, head: NarrowHead) -> Occurred | None:
-        """Try whether logits are products with rows of the head, up to a factor; None if not.
+    def _none_occurred(self) -> Occurred:
+        return Occurred(self._head.kept, self._head_rows, self._head.head)
 
-        Some architectures bend them or add to them; then only the head's own tokens are drafted.
-        """
-        if self._max_rows < _NEAR:
-            return None
-        rows = TableRows(header.path, head.head)
-        self._occurred = Occurred(head.kept, rows, head.head)
-        some = head.kept[np.linspace(0, len(head.kept) - 1, 64).astype(np.intp)]
-        weights = np.empty((len(some), head.head.width), np.float32)
-        rows.read(some, weights)
+    def _find_factor(self) -> float:
+        """From products of what the head sees with its rows to logits; 0 where there is none."""
+        kept = self._head.kept
+        some = kept[np.linspace(0, len(kept) - 1, 64).astype(np.intp)]
+        weights = np.empty((len(some), self._head.head.width), np.float32)
+        self._head_rows.read(some, weights)
         logits = self.forward(some[:4])[0, some].astype(np.float64)  # (64,)
         products = weights.astype(np.float64) @ self._hidden()[-1]  # (64,)
         self._truncate(0)
         squares = float(products @ products)
         factor = float(products @ logits) / squares if squares else 0.0
-        if not np.abs(logits - factor * products).max() < _LIKE * logits.std():
-            return None
-        self._factor = factor
-        return Occurred(head.kept, rows, head.head)
+        straight = np.abs(logits - factor * products).max() < _LIKE * logits.std()
+        return factor if straight else 0.0
 
 
 class VocabularyOnly:

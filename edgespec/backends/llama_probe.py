@@ -38,7 +38,7 @@ class NativeVocabulary:
 
         Raises ModelError for a text that llama.cpp can't tokenize.
         """
-        self._characters.check(text)
+        self._characters.require(text)
         data = text.encode("utf-8")
         room = len(data) + 16
         ids = (lib.llama_token * room)()

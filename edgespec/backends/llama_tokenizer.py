@@ -111,7 +111,7 @@ class Characters:
                 return character
         return ""
 
-    def check(self, text: str) -> None:
+    def require(self, text: str) -> None:
         """Raises ModelError for a text that can't be written."""
         if character := self.lacks(text):
             raise ModelError(
@@ -169,7 +169,7 @@ class LlamaTokenizer:
 
         Raises ModelError for a character that can't be written.
         """
-        self._characters.check(text)
+        self._characters.require(text)
         if self._unwanted is None:
             return self._encode(text)
         ids: list[int] = []

@@ -22,7 +22,7 @@ from edgespec.backends.ort_feeds import Feeds, Outlet
 from edgespec.backends.ort_graph import Graph, as_float32
 from edgespec.backends.ort_probe import RowShape
 from edgespec.errors import Cancelled, ContextFull, EdgespecError, ModelError, RollbackError
-from edgespec.narrow import Widener
+from edgespec.narrow import NarrowVocabulary, Widener
 from edgespec.native_use import NativeUse
 from edgespec.session import CancelFlag, Logits, TokenIds
 
@@ -43,11 +43,12 @@ class OrtSession:
         *,
         context_size: int,
         rows: RowShape,
+        head: NarrowVocabulary | None,
         cancel: CancelFlag,
         memory: str = "cpu",
     ) -> None:
-        """`memory`: the device's name for its own memory."""
-        self.vocab_size = rows.width
+        """`head`: of a part of the vocabulary; `memory`: the device's name for its own."""
+        self.vocab_size = head.vocab_size if head else rows.width
         self.name = name
         self.context_size = context_size
         self.can_rollback = not graph.states
@@ -59,13 +60,13 @@ class OrtSession:
         self._binding = native.io_binding()
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4
-        row_bytes = self.vocab_size * graph.itemsize
+        row_bytes = rows.width * graph.itemsize
         self._most_rows = max(8, min(_CHUNK, _LOGITS_BYTES // row_bytes))
         self._chunk = _CHUNK if graph.picks_rows or self.only_last_row else self._most_rows
         self._feeds: Any = Feeds(self._binding, graph, cache.mask, self._chunk, memory)
-        self._outlet: Any = Outlet(self._binding, graph, self.vocab_size, memory)
+        self._outlet: Any = Outlet(self._binding, graph, rows.width, memory)
         self._use = NativeUse(name, _weakly(self._drop), stopping=cancel.stopping)
-        self._widener: Widener | None = None
+        self._widener = Widener(head.kept, head.vocab_size) if head else None
 
     @property
     def length(self) -> int:
@@ -104,7 +105,7 @@ class OrtSession:
         parts: list[Logits] = []
         begin = 0
         while begin < len(ids):
-            self._cancel.check()
+            self._cancel.raise_if_set()
             end = self._chunk_end(begin, len(ids), first_row)
             wanted = max(0, end - max(begin, first_row))
             logits = self._pass(ids[begin:end], wanted)  # (wanted, V)
@@ -142,7 +143,7 @@ class OrtSession:
             if tokens <= _LONG and not threading.current_thread().daemon:
                 run(self._binding, options)
             else:
-                watch, stop = self._cancel.check, self._terminate
+                watch, stop = self._cancel.raise_if_set, self._terminate
                 compute(run, self._binding, options, watch=watch, stop=stop)
         except EdgespecError:
             raise
@@ -156,10 +157,6 @@ class OrtSession:
 
     def _terminate(self) -> None:
         self._run_options.terminate = True
-
-    def widen(self, kept: TokenIds) -> None:
-        """From now on rows are of the whole vocabulary; the head has the tokens `kept` (N,)."""
-        self._widener = Widener(kept, self.vocab_size)
 
     def rollback(self, length: int) -> None:
         """See `Session.rollback`."""

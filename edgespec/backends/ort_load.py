@@ -100,23 +100,20 @@ def _model(
     rows = first_pass(name, opened.native, graph)
     metadata = opened.native.get_modelmeta().custom_metadata_map
     head = narrow.read_metadata(name, metadata, rows.width)
-    vocab_size = rows.width if head is None else head[1]
-    tokenizer = OnnxTokenizer(folder, vocab_size)
+    tokenizer = OnnxTokenizer(folder, head.vocab_size if head else rows.width)
     apart = attends_on_cpu(opened.native, opened.device)
     # A cache on the device would be copied to the CPU and back in each pass.
     place = "cpu" if apart else opened.device.memory
-    session = _open(opened, graph, name, context_size, rows, cancel, place)
-    session.vocab_size = vocab_size
+    session = _open(opened, graph, name, context_size, rows, head, cancel, place)
     try:
         if isinstance(session.cache, GrownCache):
             session.cache.avoid_holes(folder.window)
-        findings = examine(session, tokenizer)
+        findings = examine(session, tokenizer, head.kept if head else slice(None))
     except BaseException:
         session.close()
         raise
     only_drafts = findings.only_drafts
     if head is not None:
-        session.widen(head[0])
         only_drafts = "its head holds a part of its vocabulary"
     if apart:
         notes.append(attention_note(name, opened.device))
@@ -171,6 +168,7 @@ def _open(
     name: str,
     context_size: int,
     rows: RowShape,
+    head: narrow.NarrowVocabulary | None,
     cancel: CancelFlag,
     place: str,
 ) -> OrtSession:
@@ -190,6 +188,7 @@ def _open(
             cache,
             context_size=size,
             rows=rows,
+            head=head,
             cancel=cancel,
             memory=opened.device.memory,
         )

@@ -7,7 +7,7 @@ something else for several tokens at once than one at a time) says why; such a o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from edgespec.backends.ort_feeds import Feeds
 from edgespec.backends.ort_graph import Graph
 from edgespec.backends.ort_memory import HostBlock
 from edgespec.errors import ModelError, ModelFormatError, NumericalError
-from edgespec.session import Logits
+from edgespec.session import Logits, TokenIds
 from edgespec.tokenizer import Tokenizer
 
 SAME = 0.2
@@ -94,29 +94,38 @@ def first_pass(name: str, native: Any, graph: Graph) -> RowShape:
     return RowShape(shape[1], shape[2])
 
 
-def examine(session: Probed, tokenizer: Tokenizer) -> Findings:
-    """Find out what the session can do, set it up for that, and leave it empty."""
+def examine(
+    session: Probed, tokenizer: Tokenizer, columns: slice | TokenIds = slice(None)
+) -> Findings:
+    """Find out what the session can do, set it up for that, and leave it empty.
+
+    `columns`: the tokens that its head has; the others' logits are -inf.
+    """
+
+    def forward(tokens: Sequence[int], num_logits: int = 1) -> Logits:
+        return session.forward(tokens, num_logits)[:, columns].copy()
+
     tokens = _tokens(tokenizer)
-    single = np.concatenate([session.forward([token]).copy() for token in tokens])  # (4, V)
+    single = np.concatenate([forward([token]) for token in tokens])  # (4, N)
     if not np.isfinite(single).all():
         raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
     session.rollback(0)
-    session.forward(tokens[-1:] * 3)
-    if distance(session.forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
+    forward(tokens[-1:] * 3)
+    if distance(forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
         reason = "it ignores the text before the newest tokens: its graph doesn't use its cache"
         return _done(session, reason)
     if session.only_last_row:
         return _done(session, "its graph returns the logits of the last position alone")
     session.rollback(0)
-    session.forward(tokens[:1])
-    together = session.forward(tokens[1:], 3).copy()
+    forward(tokens[:1])
+    together = forward(tokens[1:], 3)
     if not np.isfinite(together).all():
         raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
     if (off := distance(together, single[1:])) > SAME:
         reason = f"a pass over three tokens gives something else than three passes ({off:.0%} off)"
         return _done(session, reason)
     if session.can_rollback:
-        _examine_rollback(session, tokens, max(_TRACE, min(3 * off, SAME)))
+        _examine_rollback(session, forward, tokens, max(_TRACE, min(3 * off, SAME)))
     session.rollback(0)
     return Findings("", float(np.abs(together - single[1:]).max()))
 
@@ -129,7 +138,9 @@ def _done(session: Probed, reason: str) -> Findings:
     return Findings(reason)
 
 
-def _examine_rollback(session: Probed, tokens: list[int], rounding: float) -> None:
+def _examine_rollback(
+    session: Probed, forward: Callable[..., Logits], tokens: list[int], rounding: float
+) -> None:
     """See that what was taken back leaves no trace; where holes do, gaps are closed at once.
 
     What lies in a hole may change nothing at all. That there are holes moves sums to other places,
@@ -138,13 +149,13 @@ def _examine_rollback(session: Probed, tokens: list[int], rounding: float) -> No
     taken = max(2, min(MIN_HOLES, session.context_size - len(tokens)))
 
     def rows_behind(wrong: list[int]) -> Logits:
-        """The last two rows of the text (2, V), after wrong tokens were taken out of its middle."""
+        """The last two rows of the text (2, N), after wrong tokens were taken out of its middle."""
         session.rollback(0)
-        session.forward(tokens[:2])
+        forward(tokens[:2])
         if wrong:
-            session.forward((wrong * taken)[:taken])
+            forward((wrong * taken)[:taken])
             session.rollback(2)
-        return session.forward(tokens[2:], 2).copy()
+        return forward(tokens[2:], 2)
 
     expected = rows_behind([])
 

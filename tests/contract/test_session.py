@@ -193,15 +193,15 @@ def test_a_flag_set_during_a_pass_stops_it(kind: Kind, monkeypatch: pytest.Monke
     cancel = CancelFlag()
     session, reference = kind.session(cancel=cancel), kind.session()
     session.forward(TEXT)
-    check, lengths = cancel.check, []
+    raise_if_set, lengths = cancel.raise_if_set, []
 
     def set_at_the_second_look() -> None:
         lengths.append(session.length)
         if len(lengths) == 2:
             cancel.set()
-        check()
+        raise_if_set()
 
-    monkeypatch.setattr(cancel, "check", set_at_the_second_look)
+    monkeypatch.setattr(cancel, "raise_if_set", set_at_the_second_look)
     with pytest.raises(Cancelled):
         session.forward(long_text(2000))
     assert lengths[0] == len(TEXT) < lengths[1]
