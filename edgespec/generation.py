@@ -133,7 +133,13 @@ class Generation(Iterator[Chunk]):
         tokenizer = engine.tokenizer
         begins = prompt[len(prompt) - begun :]
         stream = TextStream(tokenizer, max_tokens=max_tokens, stop=stop, begun=begins)
-        sampler = Sampler(sampling, tokenizer.num_tokens, prompt, ends=tokenizer.stop_ids)
+        sampler = Sampler(
+            sampling,
+            tokenizer.num_tokens,
+            prompt,
+            ends=tokenizer.stop_ids,
+            suppressed=tokenizer.suppressed_ids,
+        )
         self._answer = _Answer(
             engine, prompt, stream, sampler, planner, logprobs, on_begin, on_finish
         )

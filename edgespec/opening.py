@@ -14,7 +14,7 @@ from typing import Literal
 
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.backends import LoadOptions, is_onnx, load_model
+from edgespec.backends import LoadOptions, OnLoad, is_onnx, load_model
 from edgespec.costs import OnPass, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.model import ModelDrafter
@@ -192,11 +192,17 @@ def check_drafter(target: Model, model: Model) -> None:
 
 
 def load_drafter(
-    target: Model, path: Path, options: LoadOptions, cancel: CancelFlag, notes: list[str]
+    target: Model,
+    path: Path,
+    options: LoadOptions,
+    cancel: CancelFlag,
+    notes: list[str],
+    on_load: OnLoad = lambda *_: None,
 ) -> Drafter:
     """A model as drafter, checked against its target."""
     size = target.session.context_size
-    model = load_model(path, replace(options, context_size=None, context_cap=size), cancel)
+    options = replace(options, context_size=None, context_cap=size)
+    model = load_model(path, options, cancel, on_load)
     try:
         check_drafter(target, model)
     except BaseException:

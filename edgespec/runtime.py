@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.backends import LoadOptions, load_model
+from edgespec.backends import LoadOptions, OnLoad, load_model
 from edgespec.chat import (
     FALLBACK_TEMPLATE,
     ChatTemplate,
@@ -127,6 +127,7 @@ class Runtime:
         measure_again: bool = False,
         report: Callable[[str], None] = lambda _: None,
         on_pass: OnPass = lambda *_: None,
+        on_load: OnLoad = lambda *_: None,
     ) -> Self:
         """Load a pair of the registry by name (None: the default pair), or model files.
 
@@ -150,6 +151,8 @@ class Runtime:
             report: told in a sentence what is being waited for.
             on_pass: told of each pass that is measured: its kind, tokens and seconds. Both may
                 raise to stop.
+            on_load: told every 0.1 s of a GGUF file that is being read: its name, and how much of
+                it, from 0 to 1. It may raise to stop.
 
         Raises:
             EdgespecError: one sentence on what doesn't work: an unknown pair, a damaged file,
@@ -171,7 +174,7 @@ class Runtime:
         target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
         by_file, notes = options_by_file(target_path, [*named, *(drafters or ())], options)
         cancel = CancelFlag()
-        model = load_model(target_path, by_file[target_path], cancel)
+        model = load_model(target_path, by_file[target_path], cancel, on_load)
         loaded: list[Drafter] = []
         try:
             check_target(model)
@@ -180,7 +183,8 @@ class Runtime:
                     loaded.append(LookupDrafter())
                 else:
                     path = Path(name)
-                    loaded.append(load_drafter(model, path, by_file[path], cancel, notes))
+                    options = by_file[path]
+                    loaded.append(load_drafter(model, path, options, cancel, notes, on_load))
             notes += rounding_notes(model, loaded)
             planner, keep = make_planner(
                 model, loaded, lookahead, cancel, report, measure_again, on_pass

@@ -133,7 +133,8 @@ class Sampler:
     """The sampling steps over one text as it grows.
 
     `width` is how many token ids may come out: logits behind it are a vocabulary's padding. `ends`
-    are ids that end a text: nothing is drafted or chosen behind one.
+    are ids that end a text: nothing is drafted or chosen behind one. `suppressed` are ids that the
+    model's maker bans.
     `ahead` in its methods are the draft tokens before the row in question. `model`, in whose logits
     it chooses, is for errors to name.
     """
@@ -145,6 +146,7 @@ class Sampler:
         tokens: Sequence[int] | TokenIds = (),
         *,
         ends: Collection[int] = (),
+        suppressed: Collection[int] = (),
     ) -> None:
         self.params = params
         self.model = "the model"
@@ -162,10 +164,10 @@ class Sampler:
                 raise ConfigError(f"token {what} is not in the vocabulary (0 to {width - 1})")
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
-        self._banned = np.fromiter(params.banned_tokens, np.int64)
+        self._banned = np.fromiter({*params.banned_tokens, *suppressed}, np.int64)
         self._past = TokenCounts(width, params.penalty_window, counting=params.penalised)
         self._tracks_past = params.penalised or bool(params.steps)
-        self._adjusts = params.adjusts
+        self._adjusts = params.adjusts or bool(suppressed)
         self.commit(tokens)
 
     @property

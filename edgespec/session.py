@@ -47,8 +47,8 @@ class Session(Protocol):
     def forward(self, tokens: Sequence[int] | TokenIds, num_logits: int = 1) -> Logits:
         """Append `tokens` to the cache; return (num_logits, vocab_size) float32, last positions.
 
-        The rows are a view that the next call overwrites. Raises `Cancelled` when the cancel flag
-        is set meanwhile, `ContextFull` when the cache would overflow, `ModelError` otherwise.
+        The rows may be a view that the next call overwrites. Raises `Cancelled` when the cancel
+        flag is set meanwhile, `ContextFull` when the cache would overflow, `ModelError` otherwise.
         """
         ...
 

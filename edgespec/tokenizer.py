@@ -23,6 +23,7 @@ class Tokenizer(Protocol):
         add_bos: whether the model wants it in front of every text.
         bos_text, eos_text: how templates write those two.
         stop_ids: every id that ends a generation.
+        suppressed_ids: ids that the model's maker lets come out of no generation.
         control_tokens: text -> id of the tokens that no user's text may produce.
         lstrip_tokens, rstrip_tokens: control tokens that swallow the white space beside them.
     """
@@ -34,6 +35,7 @@ class Tokenizer(Protocol):
     bos_text: str
     eos_text: str
     stop_ids: frozenset[int]
+    suppressed_ids: frozenset[int]
     control_tokens: Mapping[str, int]
     lstrip_tokens: frozenset[int]
     rstrip_tokens: frozenset[int]

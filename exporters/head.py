@@ -108,8 +108,8 @@ def narrow_head(draft: Rewrite, kept: Ids, *, small_table: bool) -> None:
     for key, name in ((narrow.TABLE_TYPE, _EMBEDDING), (narrow.HEAD_TYPE, _HEAD)):
         if name in types:
             draft.set_number(key, types[name])
-    # llama.cpp takes rows of Gemma 3 for those of pictures, which it doesn't scale.
-    scale = math.sqrt(width) if architecture == "gemma3" else 1.0
+    # llama.cpp takes rows of Gemma 3 and 4 for those of pictures, which it doesn't scale.
+    scale = math.sqrt(width) if architecture in ("gemma3", "gemma4") else 1.0
     draft.metadata[narrow.SCALE] = (scale, Kind.FLOAT32, None)
     draft.set_text(narrow.SOURCE, fingerprint([header.path]))
 

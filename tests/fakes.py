@@ -46,6 +46,7 @@ class FakeSession:
         self.cache: list[int] = []
         self.passes: list[tuple[int, int]] = []  # (tokens fed, rows asked)
         self.closed = False
+        self._given: Logits = np.empty((0, 0), np.float32)
         self.poison: float | None = None  # put into every row from now on
         self._seeds = (seed, noise_seed)
         self._order, self._scale, self._noise = order, scale, noise
@@ -65,6 +66,7 @@ class FakeSession:
         if self.length + len(tokens) > self.context_size:
             raise ContextFull(f"{self.name} is full")
         self.passes.append((len(tokens), num_logits))
+        self._given.fill(np.nan)  # who keeps rows over a pass must see what native memory shows
         start = self.length
         try:
             for token in tokens:
@@ -78,7 +80,8 @@ class FakeSession:
             del self.cache[start:]
             raise
         rows = [self.row(self.cache[: self.length - i]) for i in range(num_logits)]
-        return np.stack(rows[::-1])  # (num_logits, V)
+        self._given = np.stack(rows[::-1])
+        return self._given  # (num_logits, V)
 
     def row(self, tokens: Sequence[int]) -> Logits:
         """The logits (V,) behind `tokens`."""
@@ -121,6 +124,7 @@ class ByteTokenizer:
 
     name = "bytes"
     bos_text, eos_text = "<s>", "<end>"
+    suppressed_ids: frozenset[int] = frozenset()
     lstrip_tokens: frozenset[int] = frozenset()
     rstrip_tokens: frozenset[int] = frozenset()
 

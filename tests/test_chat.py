@@ -37,6 +37,7 @@ class ByteTokenizer:
 
     name = "bytes"
     stop_ids: frozenset[int] = frozenset()
+    suppressed_ids: frozenset[int] = frozenset()
 
     def __init__(self, bos: str | None = None, add_bos: bool = False, strips: str = "") -> None:
         self.control_tokens: Mapping[str, int] = {t: 256 + i for i, t in enumerate(CONTROL)}

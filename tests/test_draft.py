@@ -413,6 +413,30 @@ def test_a_narrow_session_is_a_session(whole: Path, tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gemma4"])
+def test_what_multiplies_ids_and_not_rows(architecture: str, tmp_path: Path) -> None:
+    """In llama.cpp Gemma's embeddings are scaled where they are those of ids."""
+    path = write_tiny(tmp_path / "a.gguf", architecture=architecture)
+    rewrite = Rewrite(read_header(path))
+    head.narrow_head(rewrite, kept_of(path), small_table=False)
+    scale = 1 if architecture == "llama" else 32**0.5
+    found = rewrite.metadata[narrow.SCALE]
+    assert found is not None and found[0] == pytest.approx(scale)
+
+
+def test_a_head_whose_rows_have_other_positions_is_refused(tmp_path: Path) -> None:
+    """M-RoPE: four to each row, where an id has one."""
+    path = write_tiny(
+        tmp_path / "sees.gguf",
+        architecture="qwen2vl",
+        metadata={"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]},
+    )
+    assert np.isfinite(logits_of(path, TEXT[:20], 1)).all()
+    with pytest.raises(ModelError, match="can't be narrowed: leave --vocab out"):
+        make(path, tmp_path / "narrow.gguf", Variant(kept=kept_of(path)))
+    assert names(tmp_path) == ["sees.gguf"]
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_the_table_of_embeddings(kind: str, tmp_path: Path, whole: Path) -> None:
     """However the original stores them: as they are, or in 8 bits where we can't read that."""

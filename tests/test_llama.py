@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
+from links import needs_links
 from tiny_gguf import (
     CONTROL,
     NORMAL,
@@ -48,6 +50,7 @@ from edgespec.backends.llama_probe import vocabulary
 from edgespec.bench.identity import identity
 from edgespec.chat import Message
 from edgespec.errors import (
+    Cancelled,
     ConfigError,
     EdgespecError,
     IncompatiblePair,
@@ -116,6 +119,24 @@ def test_the_stop_set_is_all_the_metadata_name(load: Callable[..., Model]) -> No
     named = load(**words, eot_token_id=FIRST, eom_token_id=FIRST + 2)
     assert named.tokenizer.stop_ids >= {2, FIRST, FIRST + 1, FIRST + 2}
     assert load(**words, eos_token_id=FIRST).tokenizer.stop_ids >= {FIRST, FIRST + 1}
+
+
+def test_what_a_file_suppresses_never_comes_out(tmp_path: Path) -> None:
+    def answer(name: str, ids: list[int], drafters: list[str]) -> tuple[int, ...]:
+        metadata = {"tokenizer.ggml.suppress_tokens": ids} if ids else {}
+        path = write_tiny(tmp_path / name, metadata=metadata)
+        with Runtime.open(target=path, drafters=drafters, lookahead=3, threads=1) as runtime:
+            suppressed = set(ids) & set(range(FIRST)) - runtime.target.tokenizer.stop_ids
+            assert runtime.target.tokenizer.suppressed_ids == suppressed
+            tokens = runtime.generate([5, 6, 7], GREEDY, max_tokens=30).result.tokens
+            assert not suppressed & set(tokens)
+            return tokens
+
+    free = answer("free.gguf", [], [])
+    ids = [*free[:3], 2, FIRST, 2**31 - 1]  # with the end of a text, and what there isn't
+    plain = answer("tiny.gguf", ids, [])
+    assert plain and plain != free
+    assert answer("tiny.gguf", ids, [str(tmp_path / "free.gguf")]) == plain
 
 
 def test_control_tokens_in_peoples_words_stay_text(load: Callable[..., Model]) -> None:
@@ -441,8 +462,113 @@ def test_what_is_laid_out_anew_is_counted_over_all_parts() -> None:
     assert not llama_load._repacked([part(lib.GGML_TYPE_F32)])
 
 
+def test_what_is_laid_out_anew_depends_on_the_processor() -> None:
+    x86 = llama_load._repacked_types("x86_64", b"AVX2 = 1 | AVX512_VBMI = 1 | ")
+    assert lib.GGML_TYPE_MXFP4 in x86 and lib.GGML_TYPE_Q8_0 not in x86
+    assert lib.GGML_TYPE_Q2_K not in x86
+    server = llama_load._repacked_types("AMD64", b"AVX2 = 1 | AVX512 = 1 | ")
+    assert server - x86 == {lib.GGML_TYPE_Q2_K}
+    for cpu in ("arm64", "aarch64", "ARM64"):
+        arm = llama_load._repacked_types(cpu, b"NEON = 1 | ")
+        assert arm > x86 and {lib.GGML_TYPE_Q8_0, lib.GGML_TYPE_Q6_K} <= arm
+
+
+def test_weights_that_stay_as_they_lie_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, modes = write_tiny(tmp_path / "tiny.gguf"), []
+    native = lib.llama_model_load_from_file
+
+    def load(name: bytes, params: Any) -> Any:
+        modes.append(params.load_mode)
+        return native(name, params)
+
+    monkeypatch.setattr(lib, "llama_model_load_from_file", load)
+    monkeypatch.setattr(llama_load, "_repacked", lambda parts: True)
+    for layout in ("", "plain"):
+        monkeypatch.setattr(llama_params, "layout", lambda layout=layout: layout)
+        load_model(path, OPTIONS, CancelFlag()).close()
+    assert modes == [lib.LLAMA_LOAD_MODE_NONE, lib.LLAMA_LOAD_MODE_MMAP]
+
+
+@pytest.mark.parametrize("by", ["a program", "the flag", "Ctrl+C"])
+def test_loading_can_be_stopped(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While llama.cpp reads; it ends at the next tensor."""
+    path, cancel = write_tiny(tmp_path / "tiny.gguf"), CancelFlag()
+    told: list[float] = []
+    handles: list[Any] = []
+    native = lib.llama_model_load_from_file
+
+    def follow(name: str, part: float) -> None:
+        told.append(part)
+        if part and by == "a program":
+            raise Cancelled("enough")
+
+    def slow(name: bytes, params: Any) -> Any:
+        if by != "a program":
+            cancel.set() if by == "the flag" else _thread.interrupt_main()
+        end = time.monotonic() + 20
+        while params.progress_callback(0.5, None):  # as before each tensor
+            assert time.monotonic() < end, "nothing stops it"
+            time.sleep(0.001)
+        handles.append(native(name, params))
+        return handles[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lib, "llama_model_load_from_file", slow)
+        with pytest.raises(KeyboardInterrupt if by == "Ctrl+C" else Cancelled):
+            load_model(path, OPTIONS, cancel, follow)
+    assert handles == [None]
+    assert told[0] == 0 and told[-1] == (0.5 if by == "a program" else 0)
+    cancel.clear()
+    told.clear()
+    by = ""
+    load_model(path, OPTIONS, cancel, follow).close()
+    assert (told[0], told[-1]) == (0, 1)
+
+
+def test_what_is_stopped_when_it_was_read_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[Any] = []
+    free = lib.llama_model_free
+
+    def stop(name: str, part: float) -> None:
+        if part == 1:
+            raise Cancelled("enough")
+
+    monkeypatch.setattr(lib, "llama_model_free", lambda handle: freed.append(free(handle)))
+    with pytest.raises(Cancelled, match="enough"):
+        load_model(write_tiny(tmp_path / "tiny.gguf"), OPTIONS, CancelFlag(), stop)
+    assert len(freed) == 1
+
+
 def test_an_encoder(tmp_path: Path) -> None:
     assert "is an encoder" in refused(write_encoder(tmp_path / "bert.gguf"), ModelError)
+
+
+@pytest.mark.parametrize("architecture", ["gemma4-assistant", "eagle3", "dflash"])
+def test_a_draft_head(architecture: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "head.gguf", architecture=architecture)
+    assert "head.gguf is a draft head" in refused(path)
+
+
+def test_a_model_that_writes_by_diffusion(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "a.gguf", architecture="llada")
+    assert "by diffusion" in refused(path)
+
+
+@pytest.mark.parametrize("said", ["failed to allocate buffer for kv cache", "this isn't to be"])
+def test_a_smaller_context_is_advised_where_memory_is_lacking(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        llama.log.errors.append(said)
+
+    monkeypatch.setattr(lib, "llama_init_from_model", fails)
+    with pytest.raises(ModelError, match=said) as caught:
+        load_model(write_tiny(tmp_path / "a.gguf"), OPTIONS, CancelFlag())
+    assert ("--ctx-size" in str(caught.value)) is ("allocate" in said)
 
 
 def test_llama_cpps_own_reason_is_told(tmp_path: Path) -> None:
@@ -856,6 +982,25 @@ def test_gpus_are_named_with_their_interface(monkeypatch: pytest.MonkeyPatch) ->
     assert re.fullmatch(r"CPU: .+", llama_device.gpus())
 
 
+@needs_links
+def test_ggml_is_that_of_the_llama_cpp_which_runs(tmp_path: Path) -> None:
+    """llama_cpp loads another build than it brings from where this variable says."""
+    other = tmp_path / "other"
+    other.symlink_to(ggml._FOLDER, target_is_directory=True)
+    code = (
+        "from edgespec.backends import llama_ggml as ggml\n"
+        "assert ggml.function('ggml_backend_dev_count')() > 0\n"
+        "print(ggml._library('ggml')._name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(other)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.strip()).parent == other
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="asks dladdr, and there it would fail anyway")
 def test_functions_of_ggml_are_looked_for_in_the_library_that_has_them() -> None:
     # Windows finds a function in no other; dlsym looks into the libraries that one needs as well.
@@ -1078,6 +1223,56 @@ def test_a_model_that_fails_so_when_it_is_opened_runs_on_the_cpu(
     (note,) = model.notes
     assert "runs on the CPU" in note and "Insufficient Memory" in note
     model.close()
+
+
+# ------------------------------------------------------------------------------------- passes
+
+
+@pytest.mark.parametrize(
+    ("length", "rows", "expected"),
+    [
+        (1, 1, [(0, 1, 1)]),
+        (65, 65, [(0, 65, 65)]),
+        (100, 1, [(0, 100, 1)]),  # the whole prompt at once
+        (512, 65, [(0, 512, 65)]),
+        (513, 1, [(0, 512, 0), (512, 513, 1)]),
+        (513, 2, [(0, 511, 0), (511, 513, 2)]),  # two passes all the same, so the rows in one
+        (700, 3, [(0, 512, 0), (512, 700, 3)]),
+        (70, 66, [(0, 69, 65), (69, 70, 1)]),
+    ],
+)
+def test_as_few_passes_as_can_be(
+    length: int, rows: int, expected: list[tuple[int, int, int]]
+) -> None:
+    assert list(llama.chunks(length, rows, batch=512, max_rows=65)) == expected
+
+
+def test_passes_cover_every_token_and_give_every_row() -> None:
+    for length in range(1, 40):
+        for rows in range(1, length + 1):
+            passes = list(llama.chunks(length, rows, batch=8, max_rows=3))
+            assert [begin for begin, _, _ in passes] == [0, *(end for _, end, _ in passes[:-1])]
+            assert passes[-1][1] == length and sum(given for _, _, given in passes) == rows
+            assert all(0 < end - begin <= 8 and given <= 3 for begin, end, given in passes)
+            with_rows = sum(given > 0 for _, _, given in passes)
+            assert with_rows == 1 or rows > 3
+            if rows <= 3:
+                assert len(passes) == -(-length // 8)
+
+
+def test_a_prompt_is_read_in_one_pass(
+    load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, sizes = load().session, []
+    decode = lib.llama_decode
+
+    def counting(handle: Any, batch: Any) -> Any:
+        sizes.append(batch.n_tokens)
+        return decode(handle, batch)
+
+    monkeypatch.setattr(lib, "llama_decode", counting)
+    session.forward([5] * 100)
+    assert sizes == [100]
 
 
 # ----------------------------------------------------------------------------- closing and cancel

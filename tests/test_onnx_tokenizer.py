@@ -140,6 +140,13 @@ def test_the_parts_of_an_answer_are_told_apart(tmp_path: Path) -> None:
     assert not {*ids.values()} & {*ours.encode(text)}  # people's words are plain all the same
 
 
+def test_what_its_maker_suppresses(tmp_path: Path) -> None:
+    assert tokenizer(tmp_path, words("BPE")).suppressed_ids == frozenset()
+    about = {"suppress_tokens": [2, 7, 8, 10**9]}  # with the end of a text, and what there isn't
+    (tmp_path / "generation_config.json").write_text(json.dumps(about))
+    assert tokenizer(tmp_path, words("BPE")).suppressed_ids == {7, 8}
+
+
 def test_where_answers_have_no_parts_nothing_is_shown_of_them(tmp_path: Path) -> None:
     """Phi-3 has <|end|> too."""
     ours = tokenizer(tmp_path, words("BPE", "<|end|>", "<|message|>"))

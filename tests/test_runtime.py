@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -195,6 +196,21 @@ def test_a_seed_gives_the_same_text_whatever_drafts() -> None:
 
 
 # ------------------------------------------------------------------------------ stopping
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingParams(seed=3), SamplingParams(temperature=2, top_k=0, logit_bias={98: 99})],
+)
+def test_what_the_models_maker_suppresses_is_neither_drafted_nor_chosen(
+    sampling: SamplingParams,
+) -> None:
+    runtime = make(drafter=FakeSession(VOCAB, bias=LETTERS))
+    suppressed = frozenset(range(97, 120))
+    runtime.target.tokenizer.suppressed_ids = suppressed
+    result = runtime.generate("hello", sampling, max_tokens=60).result
+    assert result.tokens and not suppressed & set(result.tokens)
+    assert result.counters.drafted == result.counters.accepted > 20  # the drafter knows too
 
 
 def test_cancelled_before_it_begins() -> None:
@@ -1159,6 +1175,28 @@ def test_what_was_loaded_is_freed_where_opening_ends_early(
     with pytest.raises(EdgespecError):
         Runtime.open(target="big.gguf", drafters=["lookup", str(small)], on_pass=stop)
     assert [session.closed for session in opened] == [True] * (1 if what == "target" else 2)
+
+
+def test_a_program_follows_the_loading_and_stops_it(tiny: Path) -> None:
+    told: list[tuple[str, float]] = []
+    drafter = tiny.with_name("drafter.gguf")
+    shutil.copy(tiny, drafter)
+
+    def follow(name: str, part: float) -> None:
+        told.append((name, part))
+        if name in stops:
+            raise Cancelled("enough")
+
+    stops: list[str] = []
+    names = [str(drafter)]
+    Runtime.open(target=tiny, drafters=names, lookahead=2, threads=1, on_load=follow).close()
+    ends = [at for at in told if at[1] in (0, 1)]
+    assert ends == [(file.name, part) for file in (tiny, drafter) for part in (0, 1)]
+    for name in (drafter.name, tiny.name):
+        stops.append(name)
+        with pytest.raises(Cancelled, match="enough"):
+            Runtime.open(target=tiny, drafters=names, lookahead=2, threads=1, on_load=follow)
+        assert told[-1][0] == name
 
 
 def test_a_chat_in_which_nothing_was_asked_undoes_no_measurement(

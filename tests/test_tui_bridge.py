@@ -28,6 +28,7 @@ from edgespec.tui.messages import (
     Finished,
     Loaded,
     LoadFailed,
+    Loading,
     Settings,
     Streamed,
 )
@@ -410,6 +411,22 @@ def test_measured_passes_are_told_and_stop_the_load() -> None:
     rig = Rig(opener=opener)
     rig.bridge.open(PAIR, Settings())
     rig.until(lambda: any(type(e).__name__ == "Measured" for e in rig.events))
+    rig.bridge.cancel_load()
+    rig.until(lambda: rig.last(LoadFailed) is not None)
+    assert rig.last(LoadFailed).error == ""
+    assert rig.bridge.close(5)
+
+
+def test_reading_weights_is_told_and_can_be_stopped() -> None:
+    def opener(pair: str | None, **options: Any) -> FakeRuntime:
+        for _ in range(1000):
+            options["on_load"]("a\nb.gguf", 0.25)
+            time.sleep(0.002)
+        raise AssertionError("it should have been stopped")
+
+    rig = Rig(opener=opener)
+    load = rig.bridge.open(PAIR, Settings())
+    rig.until(lambda: rig.last(Loading) == Loading(load, "loading a b.gguf, 25%"))
     rig.bridge.cancel_load()
     rig.until(lambda: rig.last(LoadFailed) is not None)
     assert rig.last(LoadFailed).error == ""

@@ -15,10 +15,10 @@ from edgespec.verify import (
     NO_DRAFT,
     Draft,
     Verdict,
-    checked,
     residual,
     verify_choices,
     verify_rejection,
+    vet,
 )
 
 V = 6
@@ -157,16 +157,16 @@ def test_a_draft_token_that_its_probs_rule_out_is_refused(prob: float) -> None:
 )
 def test_what_is_no_draft_is_refused_by_its_drafters_name(draft: object, wrong: str) -> None:
     with pytest.raises(ConfigError, match=f"drafter 'mine' gave .*{wrong}"):
-        checked(draft, 3, V, "mine")
+        vet(draft, 3, V, "mine")
     with pytest.raises(ConfigError, match=f"the planner gave .*{wrong}"):
-        checked(draft, 3, V)
+        vet(draft, 3, V)
 
 
 def test_who_draws_is_not_free() -> None:
     good = Draft((4, 5), (Categorical.point(4), Categorical.point(5)))
-    assert checked(good, 2, V) is good and checked(NO_DRAFT, 0, 0) is NO_DRAFT
+    assert vet(good, 2, V) is good and vet(NO_DRAFT, 0, 0) is NO_DRAFT
     with pytest.raises(ConfigError, match="although it is `free`"):
-        checked(good, 2, V, "mine", free=True)
+        vet(good, 2, V, "mine", free=True)
 
 
 def test_choices_are_accepted_while_they_agree() -> None:

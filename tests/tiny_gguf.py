@@ -39,22 +39,24 @@ def write_tiny(
     seed: int = 0,
     scale: float = 0.3,
     parts: int = 1,
+    architecture: str = "llama",
 ) -> Path:
-    """A llama model; `metadata` adds to or (with None) takes away from what it says of itself.
+    """A llama model, or one of an architecture with the same tensors; `metadata` adds to or (with
+    None) takes away from what it says of itself.
 
     `parts`: how many files it is split into, of which `path` is the first."""
     if tokens is None or types is None:
         tokens, types = spm_vocabulary()
     values: dict[str, Any] = {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": path.stem,
-        "llama.block_count": layers,
-        "llama.context_length": context,
-        "llama.embedding_length": WIDTH,
-        "llama.feed_forward_length": FORWARD,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": WIDTH // HEADS,
+        f"{architecture}.block_count": layers,
+        f"{architecture}.context_length": context,
+        f"{architecture}.embedding_length": WIDTH,
+        f"{architecture}.feed_forward_length": FORWARD,
+        f"{architecture}.attention.head_count": HEADS,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.rope.dimension_count": WIDTH // HEADS,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": list(tokens),
         "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],

@@ -32,6 +32,7 @@ from edgespec.tui.messages import (
     Started,
     Streamed,
 )
+from edgespec.tui.shown import one_line
 
 if TYPE_CHECKING:
     from edgespec.chat import Message
@@ -200,6 +201,9 @@ class Bridge:
             check()
             self._events.append(Measured(load, kind, tokens, seconds))
 
+        def read(model: str, part: float) -> None:
+            report(f"loading {one_line(model)}, {part:.0%}")
+
         def report(what: str) -> None:
             check()
             self._events.append(Loading(load, what))
@@ -226,6 +230,7 @@ class Bridge:
                 fetch=False,
                 report=report,
                 on_pass=measured,
+                on_load=read,
                 **self._machine,
             )
         except Cancelled:

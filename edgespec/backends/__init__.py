@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,10 @@ from edgespec.platform import amx
 from edgespec.session import CancelFlag, Model
 
 platform.limit_spinning()  # before any backend loads its native library
+
+OnLoad = Callable[[str, float], None]
+"""Told of a GGUF file that is being read, every 0.1 s: its name, and how much of it, from 0 to 1.
+It may raise to stop."""
 
 _PART = 1 << 20  # bytes of a file's start and of its end that tell it from others
 
@@ -81,7 +85,12 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Model:
+def load_model(
+    path: Path | str,
+    options: LoadOptions,
+    cancel: CancelFlag,
+    on_load: OnLoad = lambda *_: None,
+) -> Model:
     """Open a GGUF file, an ONNX file or a folder with one.
 
     Raises `ModelFormatError` for anything that isn't one, and `ModelError` for one that can't be
@@ -89,7 +98,7 @@ def load_model(path: Path | str, options: LoadOptions, cancel: CancelFlag) -> Mo
     """
     path = platform.expanded(path)
     try:
-        return _load(path, options, cancel)
+        return _load(path, options, cancel, on_load)
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
     except MemoryError as error:
@@ -108,7 +117,7 @@ def is_onnx(path: Path | str) -> bool:
         return False
 
 
-def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
+def _load(path: Path, options: LoadOptions, cancel: CancelFlag, on_load: OnLoad) -> Model:
     from edgespec.backends import onnx_folder, ort_packages
 
     if onnx_folder.find(path) is not None:
@@ -128,7 +137,7 @@ def _load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         raise ModelFormatError(f"{path} is a folder that holds no ONNX model" + _instead(path))
     from edgespec.backends import llama_load
 
-    return llama_load.load(path, options, cancel)
+    return llama_load.load(path, options, cancel, on_load)
 
 
 def _instead(folder: Path) -> str:

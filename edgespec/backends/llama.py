@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import numpy as np
 from edgespec import platform
 from edgespec.backends import llama_params
 from edgespec.backends.llama_lib import lib
-from edgespec.backends.llama_log import log
-from edgespec.backends.native_thread import compute
+from edgespec.backends.llama_log import lacks_memory, log
+from edgespec.backends.native_thread import compute, load
 from edgespec.errors import (
     Cancelled,
     ContextFull,
@@ -50,13 +50,20 @@ _logits_address = telling_address(lib.llama_get_logits)
 class NativeModel:
     """The weights. Frees the contexts made on it first, whoever is closed first."""
 
-    def __init__(self, path: Path, gpu_layers: int, *, mapped: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        gpu_layers: int,
+        *,
+        mapped: bool = True,
+        watch: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`watch`: told every 0.1 s how much is read, from 0 to 1; what it raises ends the loading,
+        as Ctrl+C does.
+        """
         params = llama_params.model_params(gpu_layers)
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
-        log.errors.clear()
-        handle = lib.llama_model_load_from_file(os.fsencode(path), params)
-        if not handle:
-            raise ModelError(f"llama.cpp can't load {path.name}: {log.last_error()}")
+        handle = _read_weights(path, params, watch)
         self.handle = handle
         self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
         self.contexts: set[Any] = set()  # those that aren't freed yet
@@ -69,6 +76,40 @@ class NativeModel:
         for session in list(self.sessions):
             session.close()
         self.use.close()
+
+
+def _read_weights(path: Path, params: Any, watch: Callable[[float], None]) -> Any:
+    """The handle of a file's weights. llama.cpp looks before each tensor whether to go on."""
+    part, stopped = 0.0, False
+
+    def goes_on(read: float, _: Any) -> bool:  # on the thread that loads, where no Ctrl+C comes
+        nonlocal part
+        part = read
+        return not stopped
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+
+    handles: list[Any] = []
+
+    def read() -> None:
+        log.errors.clear()
+        handles.append(lib.llama_model_load_from_file(os.fsencode(path), params))
+
+    params.progress_callback = callback = lib.llama_progress_callback(goes_on)
+    try:
+        watch(0.0)
+        load(read, watch=lambda: watch(part), stop=stop)
+        if not handles[0]:
+            raise ModelError(f"llama.cpp can't load {path.name}: {log.last_error()}")
+        watch(1.0)
+    except BaseException:
+        for handle in filter(None, handles):  # it was read to its end all the same
+            lib.llama_model_free(handle)
+        raise
+    del callback  # it had to stay until here
+    return handles[0]
 
 
 class LlamaSession:
@@ -102,9 +143,10 @@ class LlamaSession:
         log.errors.clear()
         handle = lib.llama_init_from_model(model.handle, params)
         if not handle:
+            said = log.last_error()
             raise ModelError(
-                f"llama.cpp can't make a context of {context_size} tokens for {name}: "
-                f"{log.last_error()}; try a smaller --ctx-size"
+                f"llama.cpp can't make a context of {context_size} tokens for {name}: {said}"
+                + "; try a smaller --ctx-size" * lacks_memory(said)
             )
         self.name = name
         self.length = 0
@@ -166,23 +208,15 @@ class LlamaSession:
                 raise
 
     def _forward(self, tokens: Sequence[int] | TokenIds, num_logits: int) -> Logits:
-        first_row = len(tokens) - num_logits
         parts: list[Logits] = []
-        begin = 0
-        while begin < len(tokens):
+        for begin, end, rows in chunks(
+            len(tokens), num_logits, batch=len(self._tokens), max_rows=self._max_rows
+        ):
             self._cancel.raise_if_set()
-            end = min(begin + len(self._tokens), len(tokens))
-            if end > first_row:  # rows from here on: in one piece if they fit
-                if begin < first_row and num_logits <= self._max_rows < end - begin:
-                    end = min(end, first_row)
-                else:
-                    end = min(end, max(begin, first_row) + self._max_rows)
-            rows = max(0, end - max(begin, first_row))
             self._decode(tokens[begin:end], rows)
             if rows:
                 logits = self._logits(rows)
                 parts.append(logits.copy() if end < len(tokens) else logits)
-            begin = end
         return parts[0] if len(parts) == 1 else np.concatenate(parts)  # (num_logits, V)
 
     def rollback(self, length: int) -> None:
@@ -272,6 +306,24 @@ class LlamaSession:
         """Forget positions from `length` on; whether that is what happened."""
         removed = lib.llama_memory_seq_rm(self._memory, 0, length, -1)
         return bool(removed) and lib.llama_memory_seq_pos_max(self._memory, 0) == length - 1
+
+
+def chunks(length: int, rows: int, *, batch: int, max_rows: int) -> Iterator[tuple[int, int, int]]:
+    """The native passes over `length` tokens: where each begins and ends, and its rows of logits.
+
+    The last `rows` tokens give a row each. A pass takes at most `batch` tokens and gives at most
+    `max_rows` rows, which come from one pass where they fit.
+    """
+    first_row = length - rows
+    begin = 0
+    while begin < length:
+        end = min(begin + batch, length)
+        if end > first_row:
+            end = min(end, max(begin, first_row) + max_rows)
+            if begin < first_row and end < length and rows <= max_rows:
+                end = first_row  # rows of two passes would have to be copied together
+        yield begin, end, max(0, end - max(begin, first_row))
+        begin = end
 
 
 def _pass(handle: Any, batch: Any, wanted: bool) -> tuple[int, int | None, str]:

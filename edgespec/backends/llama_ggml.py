@@ -34,7 +34,8 @@ FUNCTIONS: dict[str, dict[str, tuple[type | None, Sequence[type]]]] = {
 }
 """The functions in each library: what one returns, and what it takes."""
 
-_FOLDER = Path(lib.__file__).parent / "lib"
+# Where llama_cpp loaded its own from: LLAMA_CPP_LIB_PATH may name another than it brings.
+_FOLDER = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
 _INTERFACES = {
     "cuda": "CUDA", "hip": "ROCm", "metal": "Metal", "vulkan": "Vulkan", "sycl": "SYCL",
 }  # fmt: skip

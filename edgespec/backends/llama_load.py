@@ -6,18 +6,19 @@ open.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from platform import machine
 from typing import Any
 
 from edgespec import narrow
-from edgespec.backends import LoadOptions, fingerprint, llama_params
+from edgespec.backends import LoadOptions, OnLoad, fingerprint, llama_params
 from edgespec.backends.llama import LlamaSession, NativeModel
 from edgespec.backends.llama_device import choose_layers, gpus
 from edgespec.backends.llama_lib import lib
+from edgespec.backends.llama_log import lacks_memory
 from edgespec.backends.llama_narrow import NarrowSession, VocabularyOnly
 from edgespec.backends.llama_tokenizer import LlamaTokenizer, entries, no_such_tokens
 from edgespec.errors import ConfigError, ModelError, ModelFormatError
@@ -28,15 +29,31 @@ from edgespec.session import CancelFlag, Model
 from edgespec.tokenizer import Tokenizer
 
 _MAX_CONTEXT = 2**31 - 1  # a position is an int32
-_REPACKED_TYPES = frozenset({lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL})
+_DRAFT_HEADS = frozenset({"gemma4-assistant", "eagle3", "dflash"})
+_REPACKED = frozenset(
+    {lib.GGML_TYPE_Q4_0, lib.GGML_TYPE_Q4_K, lib.GGML_TYPE_IQ4_NL, lib.GGML_TYPE_MXFP4}
+)
+_REPACKED_ON_ARM = frozenset(
+    {lib.GGML_TYPE_Q5_K, lib.GGML_TYPE_Q6_K, lib.GGML_TYPE_Q8_0, lib.GGML_TYPE_Q1_0}
+)
 
 
-def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
+def load(path: Path, options: LoadOptions, cancel: CancelFlag, on_load: OnLoad) -> Model:
     """Check and open a GGUF file; where the CPU may stand in for a GPU that is too small, there."""
+
+    def watch(part: float) -> None:
+        cancel.raise_if_set()
+        on_load(path.name, part)
+
     parts = read_model(path)
     header = parts[0]
-    tokens = entries(header)
     name = path.name
+    if header.architecture in _DRAFT_HEADS:
+        raise ModelFormatError(
+            f"{name} is a draft head: it reads its target's inner states, which edgespec can't "
+            "give it; choose lookup, or a small whole model of the target's family, as drafter"
+        )
+    tokens = entries(header)
     template = header.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise ModelFormatError(
@@ -48,7 +65,7 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
     gpu_layers, told = choose_layers(name, options)
     notes += told
     try:
-        native, tokenizer, session = _open(parts, options, gpu_layers, cancel)
+        native, tokenizer, session = _open(parts, options, gpu_layers, cancel, watch)
     except ModelFormatError:
         raise
     except ModelError as error:
@@ -57,10 +74,9 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
         named = options.device != "auto" and not options.allow_cpu
         if named or options.gpu_layers is not None:
             hint = "; fewer layers there (--gpu-layers N) need less of the GPU's memory"
-            no_room = re.search("alloc|memory", str(error), re.IGNORECASE)
-            raise ModelError(f"{error}{hint * bool(no_room)}") from error
+            raise ModelError(f"{error}{hint * lacks_memory(str(error))}") from error
         gpu_layers = 0
-        native, tokenizer, session = _open(parts, options, gpu_layers, cancel)
+        native, tokenizer, session = _open(parts, options, gpu_layers, cancel, watch)
         notes.append(
             f"{name} runs on the CPU, since on the GPU it failed ({error}): --gpu-layers N puts N "
             "layers there"
@@ -93,18 +109,26 @@ def load(path: Path, options: LoadOptions, cancel: CancelFlag) -> Model:
 
 
 def _open(
-    parts: Sequence[GGUFHeader], options: LoadOptions, gpu_layers: int, cancel: CancelFlag
+    parts: Sequence[GGUFHeader],
+    options: LoadOptions,
+    gpu_layers: int,
+    cancel: CancelFlag,
+    watch: Callable[[float], None],
 ) -> tuple[NativeModel, Tokenizer, LlamaSession]:
     """The weights, with as many layers on the GPU, their words and a context."""
     header = parts[0]
     path, name = header.path, header.path.name
     head = narrow.read(header)
-    mapped = bool(gpu_layers) or not _repacked(parts)
+    mapped = bool(gpu_layers) or llama_params.layout() == "plain" or not _repacked(parts)
     with nullcontext() if mapped else huge_pages(cancel.is_set):
-        native = NativeModel(path, gpu_layers, mapped=mapped)
+        native = NativeModel(path, gpu_layers, mapped=mapped, watch=watch)
     try:
         if lib.llama_model_has_encoder(native.handle):
             raise ModelFormatError(f"{name} is an encoder, not a model that continues text")
+        if lib.llama_model_is_diffusion(native.handle):
+            raise ModelFormatError(
+                f"{name} writes its text by diffusion, not token by token: choose another model"
+            )
         trained = int(lib.llama_model_n_ctx_train(native.handle))
         if trained < 1:
             raise ModelFormatError(f"{name} is damaged: it says it was trained on no tokens")
@@ -140,6 +164,17 @@ def _repacked(parts: Sequence[GGUFHeader]) -> bool:
 
     It copies them for that, so a mapped file would stay in memory beside the copy.
     """
+    types = _repacked_types(machine(), lib.llama_print_system_info())
     tensors = [tensor for part in parts for tensor in part.tensors]
-    copied = sum(t.nbytes for t in tensors if t.type in _REPACKED_TYPES)
+    copied = sum(t.nbytes for t in tensors if t.type in types)
     return copied > 0.2 * sum(t.nbytes for t in tensors)
+
+
+def _repacked_types(cpu: str, features: bytes) -> frozenset[int]:
+    """The types that are laid out anew (ggml_repack_get_optimal_repack_type)."""
+    types = _REPACKED
+    if cpu.lower() in ("arm64", "aarch64"):
+        types |= _REPACKED_ON_ARM
+    if b"AVX512 = 1" in features:
+        types |= {lib.GGML_TYPE_Q2_K}
+    return types

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import weakref
 from typing import Any
 
@@ -53,6 +54,11 @@ class _NativeLog:
                 if self.gpu_errors or line.startswith("ggml_metal"):
                     self.gpu_errors = [*self.gpu_errors[:8], line.strip()]
             logger.log(self._level, "%s", line.rstrip())
+
+
+def lacks_memory(said: str) -> bool:
+    """Whether that is what llama.cpp says of a failure."""
+    return bool(re.search("alloc|memory", said, re.IGNORECASE))
 
 
 log = _NativeLog()

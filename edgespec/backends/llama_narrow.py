@@ -49,6 +49,7 @@ class NarrowSession(LlamaSession):
         threads: int,
         cancel: CancelFlag,
     ) -> None:
+        _refuse_other_rows(model, header.path.name, head)
         super().__init__(model, header.path.name, context_size, threads, cancel)
         if self.vocab_size != len(head.kept):
             raise ModelError(f"{self.name} is damaged: its head has {self.vocab_size} rows")
@@ -88,7 +89,8 @@ class NarrowSession(LlamaSession):
 
     def _decode(self, tokens: Sequence[int] | TokenIds, rows: int) -> None:
         # Asked for what the head sees, llama.cpp gives it, and logits, for every token it is fed:
-        # that is for short passes. Behind a long one, the head's own tokens have to do.
+        # that is for short passes. Behind a long one, the head's own tokens have to do: its last
+        # token in a pass apart would cost what drafting one does, for one draft's first token.
         near = len(tokens) <= _NEAR <= self._max_rows and bool(rows)
         self._shows_hidden = near and self._occurred is not None
         self._outputs = len(tokens) if self._shows_hidden else rows
@@ -127,6 +129,22 @@ class NarrowSession(LlamaSession):
         return factor if straight else 0.0
 
 
+def _refuse_other_rows(model: NativeModel, name: str, head: NarrowHead) -> None:
+    """Raises ModelError where rows are read otherwise than here they are given.
+
+    With M-RoPE each has four positions where an id has one, and some models that see pictures take
+    rows for several of their layers in one: llama.cpp would read behind what it is given.
+    """
+    positions = lib.llama_model_rope_type(model.handle)
+    width = lib.llama_model_n_embd_inp(model.handle)
+    several = positions in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
+    if several or width != head.embeddings.width:
+        raise ModelError(
+            f"{name} takes embeddings in another form than its own tokens', so its head can't be "
+            "narrowed: leave --vocab out"
+        )
+
+
 class VocabularyOnly:
     """See `Tokenizer`: what tokens there are, for comparing with a target's; it reads no text."""
 
@@ -134,6 +152,7 @@ class VocabularyOnly:
     bos_id: int | None = None
     bos_text = eos_text = ""
     stop_ids: frozenset[int] = frozenset()
+    suppressed_ids: frozenset[int] = frozenset()
     control_tokens: Mapping[str, int] = {}
     lstrip_tokens: frozenset[int] = frozenset()
     rstrip_tokens: frozenset[int] = frozenset()

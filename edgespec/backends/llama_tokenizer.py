@@ -150,6 +150,9 @@ class LlamaTokenizer:
             for token in control | user_defined | named
             if token in named or lib.llama_vocab_is_eog(vocab, token)
         )
+        suppressed = header.metadata.get("tokenizer.ggml.suppress_tokens", ())
+        ids = set(np.asarray(suppressed).tolist()) if isinstance(suppressed, np.ndarray) else set()
+        self.suppressed_ids = frozenset(ids & set(range(self.num_tokens)) - self.stop_ids)
         # llama.cpp makes user-defined tokens of some that the file calls control tokens.
         types = header.metadata.get("tokenizer.ggml.token_type", ())
         said = frozenset(np.flatnonzero(np.asarray(types) == _CONTROL).tolist())

@@ -1,4 +1,5 @@
-"""The one thread on which models of llama.cpp compute, and long passes of ONNX Runtime.
+"""The one thread on which models of llama.cpp compute, and long passes of ONNX Runtime; and another
+on which they are loaded.
 
 OpenMP keeps a team of threads for every thread that ever called it. Where the teams outnumber the
 CPUs, its waiting threads go to sleep at each barrier instead of spinning, and SmolLM2 runs at half
@@ -36,9 +37,29 @@ def compute(
     and what it raises breaks the wait off, as Ctrl+C does; `stop` is called then, or when the
     program ends, to make native code that has begun return early.
     """
+    return _call(_native, function, args, watch, stop)
+
+
+def load(
+    function: Callable[..., _T],
+    *args: Any,
+    watch: Callable[[], None] = lambda: None,
+    stop: Callable[[], None] = lambda: None,
+) -> _T:
+    """As `compute`, on the thread that loads, for which no pass of another model has to wait."""
+    return _call(_loading, function, args, watch, stop)
+
+
+def _call(
+    thread: _NativeThread,
+    function: Callable[..., _T],
+    args: tuple[Any, ...],
+    watch: Callable[[], None],
+    stop: Callable[[], None],
+) -> _T:
     job = _Job(function, args, stop)  # before it is handed over: Ctrl+C must not lose it
     try:
-        _native.put(job)
+        thread.put(job)
         while not job.wait(_LOOK_S):
             watch()
     except BaseException:
@@ -117,14 +138,14 @@ class _NativeThread:
     a lock is held: `SimpleQueue` is C.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "edgespec-native") -> None:
         self._ended = False
         self._jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
         self._running: _Job[Any] | None = None
         self._last: _Job[None] | None = None
         self._last_ran = False
         self._starting = threading.RLock()  # a signal handler may come into it
-        self._thread = threading.Thread(target=self._run, name="edgespec-native", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def put(self, job: _Job[Any]) -> None:
         if self._ended:
@@ -168,13 +189,19 @@ class _NativeThread:
 
 
 _native = _NativeThread()
+_loading = _NativeThread("edgespec-loading")
 
 
 def _begin() -> None:
-    """Have a thread in a child process, which has none of its parent's."""
-    global _native
-    _native = _NativeThread()
+    """Have threads in a child process, which has none of its parent's."""
+    global _native, _loading
+    _native, _loading = _NativeThread(), _NativeThread("edgespec-loading")
 
 
-atexit.register(lambda: _native.end())
+def _end() -> None:
+    _native.end()
+    _loading.end()
+
+
+atexit.register(_end)
 after_fork(_begin)

@@ -81,6 +81,8 @@ class OnnxTokenizer:
                 f"tokens and the graph {vocab_size}"
             )
         self.num_tokens = highest + 1
+        suppressed = set(folder.read("generation_config.json").get("suppress_tokens") or ())
+        self.suppressed_ids = frozenset(suppressed & set(range(highest + 1)) - self.stop_ids)
         special = {i for i, entry in added.items() if entry["special"] and i < vocab_size}
         self.control_tokens: Mapping[str, int] = {self._added[i]: i for i in sorted(special)}
         self.lstrip_tokens = frozenset(i for i in special if added[i].get("lstrip"))
