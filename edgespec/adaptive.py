@@ -113,6 +113,7 @@ class AdaptivePlanner:
         if not here.looks or longest <= 0:
             return NO_DRAFT
         drafters = self._able(drafters)
+        self.require_drafters(drafters)
         self._seen = None
         free = [drafter for drafter in drafters.values() if drafter.free]
         for drafter in free:
@@ -138,6 +139,15 @@ class AdaptivePlanner:
             return NO_DRAFT
         here.copied = drawing.copied
         return draft.followed_by(here.copied) if here.copied else draft
+
+    def require_drafters(self, drafters: Mapping[str, Drafter]) -> None:
+        """Raises ConfigError where what one of them costs wasn't measured."""
+        for name, drafter in drafters.items():
+            if not drafter.free and name not in self.costs:
+                raise ConfigError(
+                    f"what drafter {name!r} costs wasn't measured: give `costs.measure` its "
+                    "session under this name, or plan with a FixedPlanner"
+                )
 
     def observe(self, outcome: Outcome) -> None:
         """See `Planner.observe`."""
@@ -327,11 +337,6 @@ class AdaptivePlanner:
         options: list[Option] = []
         for name, drafter in drafters.items():
             if not drafter.free:
-                if name not in self.costs:
-                    raise ConfigError(
-                        f"what drafter {name!r} costs wasn't measured: give `costs.measure` its "
-                        "session under this name, or plan with a FixedPlanner"
-                    )
                 options += choices.asking(drafter)
             elif name in guesses:
                 options.append(choices.taking(drafter, guesses[name]))

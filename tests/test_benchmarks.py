@@ -112,6 +112,6 @@ def test_a_report_on_a_terminal_is_as_wide_as_that(
         size = os.terminal_size((room, 24))
         monkeypatch.setattr(os, "get_terminal_size", lambda *_: size)
         monkeypatch.setattr(sys.stdout, "fileno", lambda: 1)
-    folder = FOLDER / "results/2026-11-30-xeon-2cpu/qwen-coder-f16-spec-bench"
+    folder = FOLDER / "results/2026-12-01-xeon-2cpu/qwen-coder-f16-spec-bench"
     assert main(["bench", "--report", str(folder), "--out", str(tmp_path)]) == 0
     assert ("TOKENS/ROUND" in capsys.readouterr().out.split("no room for")[0]) == shown

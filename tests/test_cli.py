@@ -340,11 +340,11 @@ def test_help_shows_no_option_that_the_command_refuses() -> None:
     assert "--lookahead N draft tokens a round, at most 64 (3)" in helps["verify"]
 
 
-def test_the_readme_builds_llama_cpp_in_the_version_that_is_asked_for() -> None:
+def test_the_documents_build_llama_cpp_in_the_version_that_is_asked_for() -> None:
     root = Path(__file__).parents[1]
     wanted = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     (llama,) = (one for one in wanted if one.startswith("llama-cpp-python"))
-    lines = (root / "README.md").read_text("utf-8").splitlines()
+    lines = (root / "docs" / "install.md").read_text("utf-8").splitlines()
     commands = [line for line in lines if line.startswith("CMAKE_ARGS=")]
     assert {line.split('"')[1] for line in commands} == set(llama_device._FLAGS.values())
     powershell = [line for line in lines if line.startswith((".venv\\", "$env:CMAKE_ARGS"))]
@@ -391,11 +391,13 @@ def test_the_readmes_session_ends_its_answers_as_the_chat_does() -> None:
     assert lines(drafted, PlannerStatus("lookup", 1, False, "", 1.2)) in page
 
 
-def test_every_option_is_in_the_readme() -> None:
-    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    named = [option for action in options_of_an_answer() for option in action.option_strings]
-    assert len(named) > 20
-    assert [option for option in named if not re.search(rf"{option}\b", page)] == []
+def test_every_option_is_in_the_documents_with_what_it_does() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "options.md").read_text(encoding="utf-8")
+    rows = {tuple(re.findall(r"`(-[^`]+)`", line)): line for line in page.splitlines()}
+    options = options_of_an_answer()
+    assert len(options) > 20
+    for option in options:
+        assert rows[tuple(option.option_strings)].endswith(f" | {option.help} |")
 
 
 @pytest.mark.parametrize(

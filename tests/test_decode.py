@@ -516,4 +516,4 @@ def test_a_drafter_that_was_not_measured_is_named() -> None:
     own = Own(Draft((5,)), free=False)
     runtime = Runtime(fake_model(FakeSession(260)), [own], planner=planner)
     with pytest.raises(ConfigError, match="what drafter 'mine' costs wasn't measured"):
-        list(runtime.generate([1, 2, 3], GREEDY, max_tokens=30))
+        runtime.generate([1, 2, 3], GREEDY, max_tokens=30)  # before anything runs

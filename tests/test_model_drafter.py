@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.reading import FIRST, NEAR, NEWEST
-from edgespec.errors import Cancelled
+from edgespec.errors import Cancelled, ContextFull
 from edgespec.sampling import GREEDY, Sampler, SamplingParams
 from edgespec.session import CancelFlag
+from edgespec.verify import NO_DRAFT
 
 V = 16
 SAMPLER = Sampler(GREEDY, V)
@@ -173,6 +174,19 @@ def test_a_stopped_read_is_taken_up_again() -> None:
     cancel.clear()
     drafter.propose(tokens, 1, SAMPLER)
     assert session.cache == tokens.tolist()
+
+
+def test_a_pass_that_finds_no_room_ends_the_drafting_alone() -> None:
+    """llama.cpp may find no place in a cache although there are tokens enough."""
+
+    class Full(FakeSession):
+        def forward(self, tokens: object, num_logits: int = 1) -> npt.NDArray[np.float32]:
+            raise ContextFull("fake has no room for 3 more tokens: raise --ctx-size")
+
+    drafter = ModelDrafter(fake_model(Full(V)))
+    drafter.begin(20)
+    assert drafter.propose(text(20), 3, SAMPLER) == NO_DRAFT
+    assert "no room" in drafter.failed
 
 
 def test_what_it_owes_and_then_reads_is_worked_out_once() -> None:

@@ -14,7 +14,7 @@ from edgespec.categorical import Categorical
 from edgespec.confidence import top2_gap
 from edgespec.drafters import GoOn
 from edgespec.drafters.reading import READS, Places, Reading
-from edgespec.errors import ModelError, NothingLeft
+from edgespec.errors import ContextFull, ModelError, NothingLeft
 from edgespec.sampling import Sampler
 from edgespec.session import CachedSession, Model, TokenIds
 from edgespec.verify import NO_DRAFT, Draft
@@ -64,7 +64,7 @@ class ModelDrafter:
         self._asked = None  # what follows changes the cache
         try:
             self._cache.rollback(reading.kept)
-        except ModelError as error:
+        except (ModelError, ContextFull) as error:
             self.failed = str(error)
             return NO_DRAFT
         self._places.cut(self._cache.length)
@@ -91,7 +91,7 @@ class ModelDrafter:
                 token, dist = sampler.pick(row, drafted, len(tokens) + len(drafted))
             except NothingLeft:  # of its tokens; the target may have others
                 break
-            except ModelError as error:  # what was drawn before is as good as ever
+            except (ModelError, ContextFull) as error:  # what was drawn before is as good as ever
                 self.failed = str(error)
                 break
             drafted.append(token)
