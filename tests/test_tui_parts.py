@@ -55,6 +55,8 @@ SOURCES = [
     "> quote\n> > deeper\n> - item\n\n---\n\n    indented code\n\n```py\nx = 1\n\ny\n```\ntail",
     "| a | b |\n|---|:-:|\n| [red]x | `c|d` |\n| long cell here | y |\n\n[t](http://u) ![i](v)",
     "```\nnever closed\n\n# no title\n- no item",
+    "Great day!\n#sunny #beach\n\n#include it\n\ntext\n***bold***\n\n- a\n***b***\n- - x",
+    "8. h\n9. i\n\n10. j\n\ntext\n```a` b\n\n- c\n\n**bold** end\n\n2024 it was\n-- so",
     "loose\n\n- a\n\n- b\n\n  c\n\n1) d\n\nSetext\n===\n<b>html</b>\n<div>\nblock\n</div>\n",
 ]
 
@@ -104,6 +106,16 @@ def test_code_is_kept_as_it_came() -> None:
     assert MarkdownText("a\n\n```py\nx = [1]\n\n  y\n```\n\n~~~\nz\n~~~").codes == [
         "x = [1]\n\n  y", "z",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [12, 24, 60])
+def test_a_line_of_code_is_told_whole_by_its_lines(width: int) -> None:
+    code = ["def f(a,  b):", "    return  a  +  b + 'some words' + '表表表表表'", "", "x = 1"]
+    source = "- a\n\n  > ```py\n" + "".join(f"  > {line}\n" for line in code) + "  > ```\n"
+    lines = [line for line in MarkdownText(source).lines(width) if line.code is not None]
+    told = "".join(f"{line.text.plain[line.prefix :]}{line.behind}" for line in lines[1:])
+    assert told == "\n".join(code) + "\n"
+    assert (len(lines) > 5) == (width < 60)
 
 
 def test_where_a_link_leads_is_written_out() -> None:

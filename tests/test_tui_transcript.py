@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from textual.app import App, ComposeResult
+from textual.geometry import Offset
 from textual.pilot import Pilot
+from textual.selection import SELECT_ALL, Selection
 
 from edgespec.tui.items import Answer, Question
 from edgespec.tui.messages import Piece
@@ -103,5 +105,57 @@ def test_nothing_is_told_of_a_token_that_was_replaced() -> None:
         transcript.replace(0, [Question("q", 0)])
         await pilot.pause()
         assert app.pointed[1:] == [-1], "once is enough"
+
+    play(body)
+
+
+@pytest.mark.parametrize("end", [None, "the last line"])
+def test_what_is_selected_is_copied_whole_though_it_was_never_laid_out(end: str | None) -> None:
+    async def body(pilot: Pilot[None], app: Alone) -> None:
+        transcript = app.transcript
+        said = [f"{'表' * 400} end{number}" for number in range(30)]
+        transcript.show([item for text in said for item in (Question("q"), Answer(text))])
+        await pilot.pause()
+        last = transcript.document.height - 1
+        selection = SELECT_ALL if end is None else Selection(None, Offset(200, last))
+        app.screen.selections = {transcript: selection}
+        text = (app.screen.get_selected_text() or "").replace("\n", "")
+        assert [f"end{number}" in text for number in range(30)] == [True] * 30
+        assert text.count("表") == 400 * 30
+        down = transcript.document.height - 2
+        app.screen.selections = {transcript: Selection(Offset(3, down), None)}
+        end_of_it = app.screen.get_selected_text() or ""
+        assert end_of_it.startswith("表表") and text.endswith(f"表表表{end_of_it}")
+
+    play(body)
+
+
+def test_a_double_click_selects_what_was_said() -> None:
+    async def body(pilot: Pilot[None], app: Alone) -> None:
+        transcript = app.transcript
+        transcript.show([Question("one"), Answer("two\n\nthree"), Question("four")])
+        await pilot.pause()
+        await pilot.click(transcript, (4, transcript.document.top(1)), times=2)
+        await pilot.pause()
+        assert app.screen.get_selected_text() == "two\n\nthree"
+
+    play(body)
+
+
+def test_selected_code_is_what_was_written() -> None:
+    async def body(pilot: Pilot[None], app: Alone) -> None:
+        transcript = app.transcript
+        code = ["def f(x):", f"    return {' + '.join(['number'] * 20)}", "", "print(f(1))"]
+        source = "Look:\n\n- here\n\n  ```python\n  " + "\n  ".join(code) + "\n  ```\n\nSo."
+        transcript.show([Answer(source)])
+        await pilot.pause()
+        lines = transcript.document.items[0].lines(transcript.document.width)
+        (head,) = [number for number, line in enumerate(lines) if line.head]
+        end = max(number for number, line in enumerate(lines) if line.code is not None)
+        assert end > head + 4, "a line is broken"
+        app.screen.selections = {transcript: Selection(Offset(0, head + 1), Offset(90, end))}
+        assert app.screen.get_selected_text() == "\n".join(code)
+        app.screen.selections = {transcript: Selection(Offset(7, head + 1), Offset(8, end))}
+        assert app.screen.get_selected_text() == "\n".join(["f(x):", *code[1:3], "print"])
 
     play(body)

@@ -7,6 +7,7 @@ by how many lines the view must move to show the same.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 
 from edgespec.tui.items import Item
 from edgespec.tui.lines import Line
@@ -65,6 +66,20 @@ class Document:
         lines = self.items[index].lines(self.width)
         inside = number - self.top(index)
         return lines[inside] if 0 <= inside < len(lines) else None
+
+    def lines(self, first: int, last: int | None = None) -> Iterator[tuple[int, Line]]:
+        """Lines `first` to `last` (None: to the end) with the numbers by which they are found.
+
+        All lines of the items in between, also those that an estimate has no number for: they have
+        the number of the last one of their item that has.
+        """
+        end = len(self.items) - 1 if last is None else self.at(last)
+        for index in range(max(0, self.at(first)), end + 1):
+            top, behind = self.top(index), self.top(index + 1)
+            for inside, line in enumerate(self.items[index].lines(self.width)):
+                number = min(top + inside, max(top, behind - 1))
+                if number >= first and (last is None or number <= last):
+                    yield number, line
 
     def settle(self, first: int, height: int) -> int:
         """Lay out what lies in a view of `height` lines from `first` on.

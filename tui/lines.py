@@ -1,7 +1,7 @@
 """Lines of the transcript: styled text that fits its width.
 
 Invariant: no line is wider than asked for, whatever it holds, and a line's text is all there is to
-it: what is selected and searched is what is seen.
+it: what is selected and searched is what is seen. Of code, selecting leaves out what is no code.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class Line:
         indent: cells to leave free before it.
         code: the number of the code block that it belongs to, within its message.
         head: whether it is the line above a code block.
+        prefix: characters at its beginning that are no code: what the block is in, and its pad.
+        behind: what the code has between this line and the next: a line break, or what was left out
+            where a long line was broken.
         tokens: where tokens lie, as (first cell, cell behind the last, number of the token).
         strip: how it was drawn last.
     """
@@ -33,6 +36,8 @@ class Line:
     indent: int = 0
     code: int | None = None
     head: bool = False
+    prefix: int = 0
+    behind: str = "\n"
     tokens: tuple[tuple[int, int, int], ...] = ()
     strip: Strip | None = None
 

@@ -70,7 +70,7 @@ class MarkdownText:
     def __init__(self, source: str = "") -> None:
         self.source = ""
         self.blocks: list[Block] = []
-        self._tail = 0  # where the last outermost block begins, in characters of the source
+        self._tail = 0  # where the last settled block begins, in characters of the source
         self._line = 0  # and in lines
         self.append(source)
 
@@ -78,11 +78,11 @@ class MarkdownText:
         """Take in more of the source."""
         self.source += text
         tail = self.source[self._tail :]
-        fresh, last = _parse(tail, self._line)
+        fresh, settled = _parse(tail, self._line)
         self.blocks = [block for block in self.blocks if block.at < self._line] + fresh
-        if last:
-            self._tail += sum(len(line) + 1 for line in tail.split("\n")[:last])
-            self._line += last
+        if settled:
+            self._tail += sum(len(line) + 1 for line in tail.split("\n")[:settled])
+            self._line += settled
 
     def lines(self, width: int) -> list[Line]:
         """All lines, a blank one between blocks."""
@@ -150,21 +150,35 @@ def _not_too_deep(rule: RuleFuncBlockType) -> RuleFuncBlockType:
 
 
 def _parse(source: str, line: int) -> tuple[list[Block], int]:
-    """The blocks of a source that begins at `line`, and in which of its lines the last begins."""
+    """The blocks of a source that begins at `line`, and in which of its lines the last settled one
+    begins: the last outermost block that more text leaves a block of its own.
+    """
     from markdown_it.tree import SyntaxTreeNode
 
     # shown() may not change the number of lines: the parser counts them.
-    tokens = _parser().parse("\n".join(map(_shown_line, source.split("\n"))))
+    lines = [*map(_shown_line, source.split("\n"))]
+    tokens = _parser().parse("\n".join(lines))
     _flatten(tokens)
     root = SyntaxTreeNode(tokens)
     blocks: list[Block] = []
-    last = 0
+    begin = settled = 0
     for node in root.children:
-        last = node.map[0] if node.map else last
+        begin = node.map[0] if node.map else begin
+        if begin < len(lines) - 1 or _stays(node, lines[begin]):
+            settled = begin
         for block in _blocks(node, EMPTY, EMPTY):
-            block.at = line + last
+            block.at = line + begin
             blocks.append(block)
-    return blocks, last
+    return blocks, settled
+
+
+def _stays(node: SyntaxTreeNode, first: str) -> bool:
+    """Whether a block stays what it is, however its first line goes on.
+
+    "#" may become a tag, "1" the number of a list's next item, and "***" bold words of the
+    paragraph above. A paragraph with a letter in it stays one.
+    """
+    return node.type == "paragraph" and any(map(str.isalpha, first))
 
 
 def _flatten(tokens: Sequence[Token]) -> None:
@@ -279,7 +293,7 @@ def _lay_out(block: Block, width: int) -> Iterator[Line]:
             yield Line((block.first + label).truncate(width), "code-block", head=True)
             before = block.rest + Content(" ")
             for line in _highlighted(block.text, block.language).split("\n", allow_blank=True):
-                yield from wrapped(line, width, before, before, "code-block")
+                yield from _code_lines(line, width, before)
         case "rule":
             room = max(1, width - block.first.cell_length)
             yield Line(block.first + Content.styled("─" * min(room, 40), "rule"))
@@ -287,6 +301,20 @@ def _lay_out(block: Block, width: int) -> Iterator[Line]:
             yield from _table(block, width)
         case _:
             yield from wrapped(block.text, width, block.first, block.rest)
+
+
+def _code_lines(code: Content, width: int, before: Content) -> list[Line]:
+    """A line of code in as many as it takes, which together still tell it whole."""
+    lines = wrapped(code, width, before, before, "code-block")
+    at, broken = 0, code.plain
+    for number, line in enumerate(lines):
+        line.prefix = len(before)
+        part = line.text.plain[line.prefix :]
+        begin = broken.find(part, at)
+        if number and begin >= 0:
+            lines[number - 1].behind = broken[at:begin]
+        at = max(at, begin) + len(part)
+    return lines
 
 
 def _shared(above: Content, below: Content) -> Content:

@@ -17,6 +17,7 @@ from rich.style import Style as RichStyle
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.geometry import Offset
 from textual.message import Message
 from textual.selection import Selection
 from textual.strip import Strip
@@ -159,18 +160,15 @@ class Transcript(Scrolled, can_focus=True):
             item.restyle()
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The selected text, as it is seen."""
-        document = self.document
+        """The selected text, as it is seen; code as it is written, in its own lines."""
         first = selection.start.y if selection.start else 0
-        last = selection.end.y if selection.end else document.height - 1
-        lines = []
-        for number in range(first, last + 1):
-            line = document.line(number)
-            span = selection.get_span(number)
-            if line is not None and span is not None:
-                begin, end = max(0, span[0]), None if span[1] == -1 else max(0, span[1])
-                lines.append(line.text.plain[begin:end])
-        return "\n".join(lines), "\n"
+        last = selection.end.y if selection.end else None
+        parts: list[str] = []
+        for number, line in self.document.lines(first, last):
+            if (span := selection.get_span(number)) is not None:
+                begin, end = max(line.prefix, span[0]), None if span[1] == -1 else max(0, span[1])
+                parts += [line.text.plain[begin:end], line.behind]
+        return "".join(parts[:-1]), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:  # noqa: ARG002
         """See `Widget.selection_updated`."""
@@ -202,12 +200,27 @@ class Transcript(Scrolled, can_focus=True):
             self._point(None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click on the head of a code block asks for its code."""
+        """A click on the head of a code block asks for its code; a double click selects an item."""
         number = int(self.scroll_y) + event.y
         line = self.document.line(number)
         item = self.document.items[self.document.at(number)] if line is not None else None
+        if event.chain > 1:
+            event.prevent_default()  # which would select all items
+            if item is not None:
+                self._select(self.document.at(number))
+            return
         if line is not None and line.head and isinstance(item, Answer) and line.code is not None:
             self.post_message(self.CodeClicked(item.codes[line.code]))
+
+    def _select(self, index: int) -> None:
+        """Have an item selected, less the blank lines around it."""
+        top = self.document.top(index)
+        lines = self.document.items[index].lines(self.document.width)
+        said = [inside for inside, line in enumerate(lines) if line.text.plain]
+        if said:
+            begin, end = Offset(0, top + said[0]), top + said[-1]
+            selection = Selection(begin, Offset(len(lines[said[-1]].text.plain), end))
+            self.screen.selections = {self: selection}
 
     def action_token(self, step: int) -> None:
         """Move the cursor to the next token, over the end of an answer into its neighbour."""
