@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from edgespec.tui.writer import Writer
 
 _READING = "reading the question"
-"""Stands in the line of figures until the answer's first text."""
+"""Stands in the line of figures while no text of the answer is there."""
 
 
 class Conversing(Showing):
@@ -64,6 +64,7 @@ class Conversing(Showing):
         self._stopped_early = False  # before the pair's settings were read
         self._remembered = remember  # the pair to begin with the next time, once it is loaded
         self._answer: items.Answer | None = None
+        self._awaits_text = False  # of the answer under way
         self._replaced: list[items.Item] = []  # what is shown again where nothing comes instead
         self._waiting: items.Question | None = None
         self._shown_busy = True
@@ -229,6 +230,7 @@ class Conversing(Showing):
         self._give_back_waiting()
         if self.talk.running is not None:
             self.bridge.stop()
+            self._awaits_text = False  # what still comes leaves it at "stopping"
             self._say("stopping")
             self.ticker.soon(self._drain)
 
@@ -264,7 +266,8 @@ class Conversing(Showing):
             now=self._wall_clock(),
             pair=self.choice.label,
         )
-        place = self.talk.running.index if self.talk.running is not None else 0
+        assert self.talk.running is not None
+        place = self.talk.running.index
         self._answer = answer = items.Answer(ask.answer, place)
         answer.streaming = True
         answer.tokens_shown = self.preferences.tokens
@@ -273,6 +276,7 @@ class Conversing(Showing):
         if more:
             before = [item for item in self._replaced if isinstance(item, items.Answer)]
             answer.pieces = list(before[0].pieces) if before else []
+        self._awaits_text = True
         self._say(_READING)
         self._show_busy()
         self.composer.placeholder = BUSY
@@ -286,7 +290,8 @@ class Conversing(Showing):
                 for note in notes:
                     self.tell(note)
             case Streamed(_, text, pieces, completes):
-                if self.figures.status == _READING:
+                if self._awaits_text:
+                    self._awaits_text = False
                     self._say("")
                 answer.take_back(completes)
                 answer.append(text, pieces)
