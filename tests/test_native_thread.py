@@ -154,7 +154,19 @@ def test_what_fails_by_itself_is_not_stopped() -> None:
     assert compute(divmod, 7, 2) == (3, 1)
 
 
-def test_a_program_does_not_end_inside_of_native_code() -> None:
+def test_a_model_is_loaded_while_another_computes() -> None:
+    running, over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=compute, args=(lambda: (running.set(), over.wait(20)),))
+    thread.start()
+    assert running.wait(20)
+    assert native_thread.load(int) == 0
+    assert thread.is_alive()
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("call", ["compute", "load"])
+def test_a_program_does_not_end_inside_of_native_code(call: str) -> None:
     """Though nothing waits for a daemon thread; and what comes later is refused."""
     code = """
 import atexit, threading, time
@@ -162,12 +174,12 @@ from edgespec.errors import Cancelled
 
 def refused():  # registered first, so it is called behind the thread's own end
     try:
-        native_thread.compute(print, "never")
+        call(print, "never")
     except Cancelled as error:
         print(error)
 
 atexit.register(refused)
-from edgespec.backends import native_thread
+from edgespec.backends.native_thread import CALL as call
 
 running = threading.Event()
 
@@ -176,10 +188,10 @@ def native():
     time.sleep(0.5)
     print("done")
 
-threading.Thread(target=native_thread.compute, args=(native,), daemon=True).start()
+threading.Thread(target=call, args=(native,), daemon=True).start()
 running.wait()
 """
-    assert _output(code) == ["done", "the program is ending"]
+    assert _output(code.replace("CALL", call)) == ["done", "the program is ending"]
 
 
 def test_the_end_stops_what_runs_however_often_ctrl_c_is_pressed() -> None:
