@@ -66,7 +66,13 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"edgespec.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for granted
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"edgespec.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,6 +22,11 @@ COMMANDS = ("chat", "run", "verify", "tune", "bench", "draft", "export", "pull",
 """Each is a module of `edgespec.commands` that can `add` itself."""
 
 
+_SIGPIPE = 141
+"""The status of a command whose reader went away before it was done, as shells tell it. Where the
+output is all that a command does, its parser sets 0 as `if_cut`."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     if sys.stdin is None:  # closed by who started this
@@ -35,14 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # what can't be read or shown becomes "?"
             if sys.platform == "win32" and not stream.isatty():  # else the console's code page
                 stream.reconfigure(encoding="utf-8", errors="replace")
-    status = 0
+    status = _SIGPIPE
     try:
         try:
             words = sys.argv[1:] if argv is None else argv
             args = _parser(words).parse_args(words)
         except SystemExit:  # after --help, for one
+            status = 0
             sys.stdout.flush()
             raise
+        status = getattr(args, "if_cut", status)
         status = int(args.command(args))
         sys.stdout.flush()  # here, where a full disk is a sentence, and not when Python ends
         return status
@@ -56,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         if isinstance(error, BrokenPipeError) or _windows_broken_pipe(error):
-            # The reader went away (`| head`): what it wanted it has. Python would complain at exit.
+            # The reader went away (`| head`). Python would complain at exit.
             _drop_output()
             return status
         of = f" ({error.filename})" if error.filename else ""

@@ -113,6 +113,8 @@ def _in_background(generation: Generation) -> Iterator[Chunk]:
 def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
     """Read messages line by line and answer each, until the input ends.
 
+    Returns the exit status: 1 where a message that no person typed failed, else 0.
+
     settings: those that the runtime was opened with.
     pair: how people know what is loaded.
     """
@@ -121,7 +123,7 @@ def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
         with suppress(ImportError):
             import readline  # noqa: F401 - line editing and history for input()
         say("Type a message; /help lists what else there is.")
-    talk = _Talk(runtime, settings, pair)
+    talk, failed = _Talk(runtime, settings, pair), False
     while True:
         try:
             line = _read(interactive)
@@ -131,12 +133,12 @@ def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
         if line is None:
             if interactive:
                 say("")
-            return 0
+            return int(failed)
         if not line.strip():
             continue
         name, *words = line.split(maxsplit=1)
         if name in ("/quit", "/exit") and line.startswith("/"):
-            return 0
+            return int(failed)
         try:
             if line.startswith("/") and name[1:].isalpha():
                 talk.command(name, "".join(words).strip())
@@ -144,6 +146,7 @@ def chat(runtime: Runtime, settings: Settings, pair: str) -> int:
                 talk.ask(line.removeprefix(" ") if line.startswith(" /") else line)
         except EdgespecError as error:
             say(f"edgespec: {error}")
+            failed = not interactive
         except KeyboardInterrupt:
             say("", "stopped")
 

@@ -131,8 +131,8 @@ class Conversation:
         """Forget every message but the system prompt; an answer that is under way never joins."""
         self._end_last()
         with self._changing:
+            self.messages.clear()  # first: who reads the new state finds no old messages
             self._state = object()
-            self.messages.clear()
 
     def _ask(
         self,

@@ -56,7 +56,7 @@ def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, An
                 "accepted": drafter.accepted,
                 "acceptance_rate": _rounded(drafter.acceptance_rate),
             }
-            for name, drafter in counters.drafters.items()
+            for name, drafter in list(counters.drafters.items())
         },
     }
 
@@ -89,7 +89,7 @@ def _speculation(counters: Counters) -> list[str]:
     parts = [
         f"{name}: {drafter.accepted} of {drafter.drafted} draft tokens accepted "
         f"({drafter.accepted / drafter.drafted:.0%})"
-        for name, drafter in counters.drafters.items()
+        for name, drafter in list(counters.drafters.items())
         if drafter.drafted
     ]
     if counters.mean_accepted_length is not None:  # a stop string may leave no token

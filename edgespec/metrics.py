@@ -1,7 +1,8 @@
 """What was drafted, accepted and spent, and the figures people read off it.
 
 Invariant: counters know no clock, and every figure is derived from them. All only grow but
-`tokens`, from which a stop string takes those that stood for its beginning.
+`tokens`, from which a stop string takes those that stood for its beginning. They may be read while
+another thread counts.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Counters:
 
     @property
     def drafted(self) -> int:
-        return sum(d.drafted for d in self.drafters.values())
+        return sum(d.drafted for d in list(self.drafters.values()))
 
     @property
     def accepted(self) -> int:
-        return sum(d.accepted for d in self.drafters.values())
+        return sum(d.accepted for d in list(self.drafters.values()))
 
     @property
     def acceptance_rate(self) -> float | None:

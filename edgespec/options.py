@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from numbers import Integral
 from typing import Literal
 
 from edgespec.errors import ConfigError
@@ -181,8 +182,15 @@ def lookahead(text: str) -> int | Literal["auto"]:
     return value
 
 
+def check_whole(name: str, value: object) -> None:
+    """Raises ConfigError for what is no whole number, as JSON gives 40.0."""
+    if not isinstance(value, Integral):  # numpy's are, too
+        raise ConfigError(f"{name} must be a whole number, not {value!r}")
+
+
 def check_lookahead(lookahead: int) -> None:
     """Raises ConfigError where a fixed lookahead can't be asked for."""
+    check_whole("lookahead", lookahead)
     if lookahead < 0:
         raise ConfigError(f"lookahead must be 0 (plain decoding) or more, not {lookahead}")
     if lookahead > LONGEST_LOOKAHEAD:

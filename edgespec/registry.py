@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
+from urllib.parse import urlsplit
 
 from edgespec.errors import ConfigError, RegistryError
 from edgespec.platform import config_dir, expanded
@@ -300,6 +301,13 @@ def _source(table: Table) -> Source:
         url = table.get("url", str)
         if not url.startswith(("https://", "http://")):
             raise table.error('"url" must start with https://', "url")
+        try:
+            parts = urlsplit(url)
+            valid = parts.hostname and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise table.error('"url" is no address of a file', "url")
         return UrlSource(url)
     written = table.get("path", str)
     drive = sys.platform == "win32" or written[1:2] == ":"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from edgespec.categorical import Categorical, from_logits, largest
 from edgespec.errors import ConfigError, NothingLeft, NumericalError
 from edgespec.noise import PositionNoise
+from edgespec.options import check_whole
 from edgespec.penalties import TokenCounts
 from edgespec.session import TokenIds
 
@@ -31,6 +33,10 @@ Step = Callable[[Floats, TokenIds], Floats]
 It must depend on nothing else, since it also runs on draft tokens that may not stand, and behind
 stop strings, which end the text: where nothing may follow it returns -inf and raises nothing.
 """
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+            "frequency_penalty")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class SamplingParams:
         rule: `rejection` or `reproducible`; None chooses by the seed.
         steps: the user's own, applied in order before the temperature.
 
-    Raises ConfigError for a number that is out of range, or a rule that there isn't.
+    Raises ConfigError for a number that is out of range or of the wrong kind, or a rule that there
+    isn't.
     """
 
     temperature: float = 0.7
@@ -82,6 +89,12 @@ class SamplingParams:
             if not ok:
                 raise ConfigError(f"{name} must be {what}, not {getattr(self, name)!r}")
 
+        for name in ("top_k", "penalty_window", *(["seed"] if self.seed is not None else [])):
+            check_whole(name, getattr(self, name))
+        for name in _NUMBERS:
+            need(isinstance(getattr(self, name), Real), name, "a number")
+        for token in (*self.logit_bias, *self.banned_tokens):
+            check_whole("a token of logit_bias or banned_tokens", token)
         need(0 <= self.temperature < np.inf, "temperature", "0 or more")
         need(self.top_k >= 0, "top_k", "0 (off) or more")
         need(0 <= self.top_p <= 1, "top_p", "between 0 and 1")
@@ -94,8 +107,10 @@ class SamplingParams:
         need(self.seed is None or self.seed >= 0, "seed", "0 or more")
         need(self.rule in (None, "rejection", "reproducible"), "rule", "rejection or reproducible")
         for token, bias in self.logit_bias.items():
-            if not bias <= 3e38:  # what float32 holds; -inf bans, NaN is refused
-                raise ConfigError(f"logit_bias of token {token} must be a number, not {bias}")
+            if not (
+                isinstance(bias, Real) and bias <= 3e38
+            ):  # what float32 holds; -inf bans, NaN is refused
+                raise ConfigError(f"logit_bias of token {token} must be a number, not {bias!r}")
 
     @property
     def greedy(self) -> bool:

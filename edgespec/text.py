@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.errors import ConfigError
+from edgespec.options import check_whole
 from edgespec.tokenizer import StreamingDetokenizer, Tokenizer
 
 FinishReason = Literal["end", "stop", "length", "context", "cancelled"]
@@ -44,6 +45,7 @@ class TextStream:
         """`begun`: tokens before, whose text is known; what they leave unfinished of a character is
         completed.
         """
+        check_whole("max_tokens", max_tokens)
         if max_tokens < 0:
             raise ConfigError(f"max_tokens must be 0 or more, not {max_tokens}")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)

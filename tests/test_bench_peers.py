@@ -435,7 +435,11 @@ def test_a_server_of_ones_own_build(
     binary.write_text(BINARY.format(python=sys.executable, folder=tmp_path))
     binary.chmod(0o755)
     monkeypatch.setenv("LLAMA_SERVER", str(binary))
+    for name in ("no_proxy", "NO_PROXY"):  # as where a company's proxy is named, and no exception
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     peer = script("llama_server_binary")
+    monkeypatch.setattr(peer, "PATIENCE", 20.0)
     request = {
         "target": "t.gguf", "drafters": ["d.gguf"], "threads": 2, "context": 64, "stop_ids": [9],
         "settings": ["ngram-simple+draft-3"], "device": "CPU, 2 threads", "gpu_layers": 0,

@@ -671,6 +671,23 @@ def test_an_output_that_nobody_reads(measured: Path, args: list[str]) -> None:
     assert "Traceback" not in err and "BrokenPipe" not in err and "Exception" not in err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_command_that_is_cut_short_is_no_success(measured: Path, stream: str) -> None:
+    """As with `| grep -q note`, or `2>&1 | head -1`: nothing was compared, and nothing verified."""
+    verify = ["verify", "--target", "a.gguf", "--drafters", "lookup", "--threads", "1"]
+    args = verify if stream == "stderr" else ["bench", "--compare", *["results.jsonl"] * 2]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, *args], timeout=120, cwd=measured, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: write},
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 141
+    assert not done.stdout and not done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_an_output_that_is_closed(measured: Path) -> None:
     line = f'"{sys.executable}" -m edgespec.cli pull nobody >&-'

@@ -286,6 +286,13 @@ def test_url_is_verified_and_kept(server: HubServer, cache: Path) -> None:
     assert fetch(spec(url_of(server)), cache_dir=cache) == path
 
 
+def test_an_address_as_people_read_it(server: HubServer, cache: Path) -> None:
+    server.files["me/tiny", "modèle de base.gguf"] = CONTENT
+    source = UrlSource(f"{server.cdn_url}/cdn/me/tiny/modèle de%20base.gguf")
+    assert fetch(spec(source), cache_dir=cache).read_bytes() == CONTENT
+    assert server.log == ["GET /cdn/me/tiny/modèle de base.gguf"]
+
+
 @pytest.mark.parametrize("length", ["{0}, {0}", "about {0}", "\xb2", "-1"])
 def test_a_length_that_is_no_number_is_none(server: HubServer, cache: Path, length: str) -> None:
     """As where a proxy sends it twice; the bytes and their hash are all the same."""

@@ -193,6 +193,7 @@ def test_what_a_programs_signatures_name_can_be_had_from_the_package() -> None:
     for name in {*edgespec.__all__} - {"__version__"}:
         assert getattr(edgespec, name)
     assert issubclass(edgespec.Busy, edgespec.EdgespecError)
+    assert {*edgespec.__all__} <= {*dir(edgespec)}, "a prompt completes them"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_what_came_before_a_failure_is_kept(chat: Chat, tmp_path: Path, rounds: 
     script.breaks = (rounds, ModelError("the pass failed"))
     said = chat("Why?\n/export a.json\nmore\n", script=script)
     assert said.err.count("edgespec: the pass failed\n") == 2
+    assert said.code == 1, "a script has to know that its questions weren't answered"
     if not rounds:  # as where it couldn't even begin
         assert said.out == "" and said.asked[1] == ["more"]
         assert "nothing to export" in said.err
@@ -164,6 +165,11 @@ def test_a_damaged_settings_file_is_told(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "config" / "settings.toml").write_text("pairs = 5\n", "utf-8")
     said = chat("hi\n")
     assert said.code == 1 and "line 1" in said.err and not said.asked
+
+
+@pytest.mark.parametrize(("lines", "code"), [("hi\n/quit\n", 0), ("/set none 1\n/quit\n", 1)])
+def test_the_status_tells_whether_all_went_well(chat: Chat, lines: str, code: int) -> None:
+    assert chat(lines).code == code
 
 
 def test_a_space_before_a_slash_makes_a_message(chat: Chat) -> None:

@@ -239,6 +239,9 @@ def test_two_defaults_are_refused(tmp_path: Path) -> None:
         ('kind = "wheel", requirement = "--pre a==1", member = "m"', "name==version"),
         ('kind = "url", url = "file:///etc/passwd"', "https://"),
         ('kind = "url", url = "https://example.org/m.gguf"', '"sha256" is missing'),
+        ('kind = "url", url = "https://[::1/m.gguf"', '"url" is no address'),
+        ('kind = "url", url = "https://host:http/m.gguf"', '"url" is no address'),
+        ('kind = "url", url = "https:///m.gguf"', '"url" is no address'),
     ],
 )
 def test_sources_that_would_be_unsafe_are_refused(tmp_path: Path, source: str, said: str) -> None:

@@ -41,7 +41,7 @@ from edgespec.errors import (
 )
 from edgespec.figures import as_json, summary
 from edgespec.generation import Engine, Generation, Result, _Answer
-from edgespec.metrics import Counters
+from edgespec.metrics import Counters, DrafterCounts
 from edgespec.native_use import NativeUse, call_holding
 from edgespec.opening import find_files
 from edgespec.planner import FixedPlanner, PlannerStatus
@@ -908,6 +908,21 @@ def test_what_was_forgotten_stays_forgotten() -> None:
         next(late)
 
 
+def test_what_is_asked_while_all_is_forgotten_is_not_of_what_was() -> None:
+    chat, asked = make().conversation(), []
+
+    class Slow(list[Message]):
+        def clear(self) -> None:
+            asked.append(chat.send("two", GREEDY, max_tokens=5))
+            super().clear()
+
+    list(chat.send("one", GREEDY, max_tokens=5))
+    chat.messages = Slow(chat.messages)
+    chat.clear()
+    with pytest.raises(ConfigError, match=WENT_ON):
+        next(asked[0])
+
+
 def test_a_context_found_full_is_no_round() -> None:
     result = make(lookahead=0, context_size=12).generate("hello", GREEDY, max_tokens=30).result
     assert result.finish_reason == "context"
@@ -1272,8 +1287,28 @@ def test_a_drafter_that_failed_is_told_with_the_answer() -> None:
 def test_a_lookahead_that_cant_be_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     path.write_bytes(b"GGUF, but no more")
+    with pytest.raises(ConfigError, match=r"lookahead must be a whole number, not 4\.0"):
+        FixedPlanner([], 4.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at most 64, not 65"):
         Runtime.open(target=path, lookahead=65)
+
+
+def test_figures_can_be_read_while_an_answer_counts() -> None:
+    counters = Counters()
+
+    class Counting(DrafterCounts):
+        """While it is read, the answer drafts with one more drafter."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("drafted", "accepted"):
+                counters.add_draft(f"later {len(counters.drafters)}", 1, 1)
+            return super().__getattribute__(name)
+
+    counters.drafters["model"] = Counting(1, 4, 2)
+    assert (counters.drafted, counters.accepted) == (4, 2 + 1)
+    result = Result("", (), (), "end", counters)
+    assert as_json(result)["drafters"]["model"]["drafted"] == 4
+    assert "model: 2 of 4" in summary(result)
 
 
 def test_figures_name_the_lookahead_and_what_failed() -> None:

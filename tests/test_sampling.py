@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,16 +257,18 @@ def test_a_setting_that_overflows_is_not_blamed_on_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("temperature", [-0.1, math.nan, math.inf]),
-        ("top_k", [-1]),
-        ("top_p", [-0.1, 1.1, math.nan]),
+        ("temperature", [-0.1, math.nan, math.inf, "0.7", None]),
+        ("top_k", [-1, 40.0, "40", None]),
+        ("top_p", [-0.1, 1.1, math.nan, "1"]),
         ("min_p", [-0.1, 1.1]),
         ("typical_p", [0.0, 1.1]),
         ("repetition_penalty", [0.0, -1.0, math.inf]),
         ("presence_penalty", [math.nan]),
         ("frequency_penalty", [math.inf]),
-        ("penalty_window", [-1]),
-        ("seed", [-1]),
+        ("penalty_window", [-1, 64.0]),
+        ("seed", [-1, 42.5, "42"]),
+        ("logit_bias", [{"123": -5}, {1.0: -5}, {1: "-5"}]),
+        ("banned_tokens", [frozenset({"123"})]),
         ("rule", ["maybe"]),
     ],
 )
@@ -273,6 +276,17 @@ def test_settings_are_checked_when_made(name: str, values: list[object]) -> None
     for value in values:
         with pytest.raises(ConfigError, match=name):
             SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "seed": 1}
+    plain = SamplingParams(**given, logit_bias={1: 2.0})
+    typed = {name: np.asarray(value)[()] for name, value in given.items()}
+    params = SamplingParams(**typed, logit_bias={np.int32(1): np.float32(2)})  # type: ignore[dict-item]
+    row = np.zeros(6, np.float32)
+    for position in range(9):
+        choices = [Sampler(each, 6).choose(row, (), position) for each in (params, plain)]
+        assert choices[0] == choices[1]
 
 
 def test_biased_and_banned_tokens_must_exist() -> None:

@@ -217,5 +217,7 @@ def test_an_end_token_never_shows_and_is_not_kept() -> None:
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="max_tokens"):
         TextStream(BYTES, max_tokens=-1)
+    with pytest.raises(ConfigError, match=r"max_tokens must be a whole number, not 256\.0"):
+        TextStream(BYTES, max_tokens=256.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="stop string"):
         TextStream(BYTES, max_tokens=1, stop=["a", ""])

@@ -16,10 +16,9 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from urllib.request import urlopen
 
 from common import Request, layers_on_gpu, main
-from llama_server import Server, Servers, speculation
+from llama_server import DIRECT, Server, Servers, speculation
 
 LIBRARY = re.compile(r"^(lib)?(llama|ggml|mtmd).*\.(so|dylib|dll)\b")
 # What computes for the CPU is listed too, without any memory of its own.
@@ -72,7 +71,7 @@ class Running:
 
     def _answers(self) -> bool:
         try:
-            with urlopen(self.listening_address + "/health", timeout=10) as reply:
+            with DIRECT.open(self.listening_address + "/health", timeout=10) as reply:
                 return bool(reply.status == 200)
         except OSError:
             return False

@@ -26,7 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--stop", action="append", default=[], metavar="TEXT",
         help="end the answer before this text (may be given again)",
     )  # fmt: skip
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, if_cut=0)
     add_model_options(parser)
     add_answer_options(parser)
 

@@ -23,7 +23,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Protocol
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 from edgespec.errors import FetchError, HashMismatch
@@ -33,6 +33,7 @@ from edgespec.units import human_bytes
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
 _POLL_S = 0.1
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 
 
 class Progress(Protocol):
@@ -121,7 +122,8 @@ def from_url(source: UrlSource, destination: Path, sha256: str, report: Progress
     """Download to `destination`."""
     host = urlsplit(source.url).netloc
     try:
-        request = Request(source.url, headers={"User-Agent": "edgespec"})
+        # An address may be written as people read it: only ASCII is sent.
+        request = Request(quote(source.url, safe=_ASCII), headers={"User-Agent": "edgespec"})
         with urlopen(request, timeout=_TIMEOUT_S) as answer:
             length = answer.headers.get("Content-Length")
             total = int(length) if length and length.isdecimal() else None
