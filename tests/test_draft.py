@@ -950,6 +950,21 @@ def test_a_small_model_drafts_narrowly_for_a_larger_one(
     assert letters == {**dict.fromkeys("somewrd▁", True), "Z": False}
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_model_with_other_tokens_is_refused_before_the_cutting(
+    measured: bool, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, types = spm_vocabulary(["often"])
+    tokens[5] = b"<other>"
+    other = write_tiny(tmp_path / "other.gguf", tokens=tokens, types=types)
+    command = ["draft", str(whole), str(tmp_path / "new" / "out.gguf"), "--from", str(other)]
+    command += ["--layers", "first:1", "--threads", "1", *([] if measured else ["--no-measure"])]
+    assert main(command) == 1
+    shown = capsys.readouterr()
+    assert "other.gguf can't draft for whole.gguf: token 5 is '<other>' there" in shown.err
+    assert not shown.out and names(tmp_path) == ["other.gguf", "whole.gguf"]
+
+
 def test_several_drafters_need_a_folder_and_it_is_asked_for_first(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,8 @@
 """What a drafter is cut by and judged by: the target's own answers, and texts a person gives.
 
 Invariant: the target is loaded, answers and is measured only where something is to be learnt from
-it; what drafters are judged by is never what they were made from.
+it, and its tokens are compared with those of another model before that is cut; what drafters are
+judged by is never what they were made from.
 """
 
 from __future__ import annotations
@@ -108,11 +109,14 @@ class Sample:
     def prepare(self, asked: Sequence[Choice]) -> None:
         """Refuse, before any drafter is made, what can't be made or judged.
 
-        Raises ConfigError for a head that is no selection, a sample that can't be read, and answers
-        with nothing to judge by.
+        Raises IncompatiblePair for a model to cut that has other tokens than the target, and
+        ConfigError for a head that is no selection, a sample that can't be read, and answers with
+        nothing to judge by.
         """
         from edgespec.trial import require_drafted
 
+        if self._args.source is not None:
+            self._require_same_tokens(self._args.source)
         numbers = dict.fromkeys(choice.vocab for choice in asked if choice.vocab is not None)
         for number in numbers:
             always = self._target().target.tokenizer.stop_ids
@@ -120,6 +124,18 @@ class Sample:
         self._given = list(pieces(self._args.sample))
         if self._args.measure:
             require_drafted(self._judges())
+
+    def _require_same_tokens(self, source: Path) -> None:
+        from edgespec.backends import LoadOptions, load_model
+        from edgespec.session import CancelFlag
+        from edgespec.tokenizer import check_same_tokens
+
+        options = LoadOptions(context_size=16, threads=self._args.threads)
+        model = load_model(source, options, CancelFlag())
+        try:
+            check_same_tokens(self._target().target.tokenizer, model.tokenizer)
+        finally:
+            model.close()
 
     def decide(self, choice: Choice) -> Variant:
         """Which blocks and tokens a choice comes to."""
