@@ -44,19 +44,33 @@ _RESTS = 31  # answers at most that a drafter which keeps failing is left out of
 
 @dataclass
 class _Answer:
-    """Of one answer: its length, its times in plain rounds, and what it was drafted for."""
+    """One answer: its length, its times in plain rounds, and what it was drafted for.
 
-    begun: int  # the text's length when it began
-    length: int  # and now
+    Attributes:
+        begun: the text's length when the answer began.
+        length: the text's length now.
+        tokens: those that its rounds brought.
+        reckoned: its time by the costs.
+        spent: its time as it was.
+        choosing: the part of `spent` that went into choosing tokens from the rows.
+        probes: the part of `reckoned` that went into probes, at a loss.
+        to_serve: tokens that a long read might have served when it was made; 0 before one.
+        served: tokens of the rounds in which a model drafted.
+        looked: whether the first look for a draft is over.
+        drafted: the latest draft.
+    """
+
+    begun: int
+    length: int
     tokens: float = 0.0
-    reckoned: float = 0.0  # its time by the costs,
-    spent: float = 0.0  # as it was,
-    choosing: float = 0.0  # what of that went into choosing tokens,
-    probes: float = 0.0  # and by the costs into probes
-    to_serve: float = 0.0  # tokens that might have been drafted for when a long read was made,
-    served: float = 0.0  # and those of the rounds in which a model drafted
-    looked: bool = False  # its first look for a draft is over
-    drafted: Draft = NO_DRAFT  # the latest
+    reckoned: float = 0.0
+    spent: float = 0.0
+    choosing: float = 0.0
+    probes: float = 0.0
+    to_serve: float = 0.0
+    served: float = 0.0
+    looked: bool = False
+    drafted: Draft = NO_DRAFT
 
     def gain(self) -> float | None:
         """Tokens per second in plain decoding's; None before its first round."""
@@ -67,12 +81,37 @@ class _Answer:
 
 @dataclass
 class _Round:
-    """Of one round: whether it looks for a draft, and what it found."""
+    """One round: whether it looks for a draft, and what it found.
+
+    Attributes:
+        looks: whether it looks at all, as every round does that isn't parked.
+        guesses: what free drafters have, by name.
+        asked: the draft that is made, or was asked for in vain.
+        copied: what a free drafter added behind what a model drew.
+    """
 
     looks: bool = False
-    guesses: dict[str, Draft] = field(default_factory=dict)  # of free drafters
-    asked: Option | None = None  # the draft that is made, or was asked for in vain
-    copied: Draft = NO_DRAFT  # what a free drafter added behind what a model drew
+    guesses: dict[str, Draft] = field(default_factory=dict)
+    asked: Option | None = None
+    copied: Draft = NO_DRAFT
+
+
+@dataclass
+class _Speed:
+    """Tokens in the time of a plain round, older rounds fading."""
+
+    tokens: float = 1.0
+    time: float = 1.0  # plain rounds
+
+    def add(self, tokens: float, time: float) -> None:
+        """Take in a round."""
+        self.tokens = self.tokens * _FADE + tokens
+        self.time = self.time * _FADE + time
+
+    @property
+    def value(self) -> float:
+        """At least plain decoding's 1, which is always to be had."""
+        return max(1.0, self.tokens / self.time)
 
 
 class AdaptivePlanner:
@@ -86,14 +125,14 @@ class AdaptivePlanner:
         self._parking = Parking()
         self._seen: Option | None = None  # the best of the latest look, taken or not
         self._why_none = ""  # why that look had nothing to choose from
-        self._failures: dict[str, int] = {}  # of a drafter, one after the other,
-        self._rests: dict[str, int] = {}  # and answers that it is left out of, this one included
+        self._failures: dict[str, int] = {}  # in a row, by drafter
+        self._rests: dict[str, int] = {}  # answers, this one included, it is left out of
         self._plain_rounds = 0
-        self._usual_length = 200.0  # tokens of an answer, in the mean,
-        self._usual_part = 0.2  # and the part of them that a long read served
-        # Of late, in rounds that had a free guess and in others; time in plain rounds.
-        self._tokens, self._time = [1.0, 1.0], [1.0, 1.0]
-        self._probe_credit = self._reference_credit = 0.0  # in plain rounds
+        self._usual_length = 200.0  # tokens of an answer, in the mean
+        self._usual_part = 0.2  # of an answer's tokens, served by its long read
+        self._speeds = {True: _Speed(), False: _Speed()}  # of rounds with a free guess, and without
+        self._probe_credit = 0.0  # plain rounds that may go into probes
+        self._reference_credit = 0.0  # and into rounds without a draft that would pay
 
     def begin(self, length: int) -> None:
         """See `Planner.begin`."""
@@ -294,8 +333,7 @@ class AdaptivePlanner:
     @property
     def _speed(self) -> float:
         """Tokens in the time of a plain round, of late: what time is worth."""
-        kind = bool(self._round.guesses)
-        return max(1.0, self._tokens[kind] / self._time[kind])
+        return self._speeds[bool(self._round.guesses)].value
 
     def _end_answer(self) -> None:
         """Learn how long answers are and what reads served; what follows belongs to the next."""
@@ -312,9 +350,7 @@ class AdaptivePlanner:
 
     def _count(self, tokens: int, time: float) -> None:
         """Take in a round's tokens and its time in plain rounds, long reads left out."""
-        kind = bool(self._round.guesses)
-        self._tokens[kind] = self._tokens[kind] * _FADE + tokens
-        self._time[kind] = self._time[kind] * _FADE + time
+        self._speeds[bool(self._round.guesses)].add(tokens, time)
         self._answer.tokens += tokens
         self._answer.reckoned += time
         self._probe_credit += PROBE_SHARE * time
@@ -346,7 +382,7 @@ class AdaptivePlanner:
         share = min(1.0, self._speed / min(0.6 * (room + 1), self._usual_part * length))
         self._seen = best = max(options, key=lambda o: o.worth - share * o.arrears)
         if best.worth - share * best.arrears > 0:
-            return None if self._affords_reference() else best
+            return None if self._spends_on_a_reference() else best
         # A guess in hand is judged without a probe: only its checks' costs are to be learnt.
         asked = [option for option in options if not option.drafter.free] or options
         probe = max(asked, key=lambda o: o.worth - o.arrears)
@@ -358,8 +394,8 @@ class AdaptivePlanner:
         self._seen = probe
         return probe
 
-    def _affords_reference(self) -> bool:
-        """Whether to go without a draft this once, to see what a plain round costs."""
+    def _spends_on_a_reference(self) -> bool:
+        """Whether this round goes without a draft, paid for, to see what a plain one costs."""
         loss = 1.0 - 1.0 / max(1.05, self._speed)
         affords = self._reference_credit >= loss
         self._reference_credit -= loss if affords else 0.0
