@@ -31,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulator import LONGEST, affordable, curve
 
 from edgespec.adaptive import AdaptivePlanner
-from edgespec.costs import READS, Costs
+from edgespec.costs import Costs
 from edgespec.drafters import Drafter, GoOn
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.reading import FIRST, NEAR, left_out
 from edgespec.planner import FixedPlanner, Outcome, Planner, Seconds
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import TokenIds, common_prefix
+from edgespec.timing import READS
 from edgespec.verify import Draft, Verdict
 
 TEXTS = Path(__file__).parent / "texts" / "qwen-coder.jsonl.gz"

@@ -184,7 +184,7 @@ class AdaptivePlanner:
         for name, drafter in drafters.items():
             if not drafter.free and name not in self.costs:
                 raise ConfigError(
-                    f"what drafter {name!r} costs wasn't measured: give `costs.measure` its "
+                    f"what drafter {name!r} costs wasn't measured: give `timing.measure` its "
                     "session under this name, or plan with a FixedPlanner"
                 )
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgespec.costs import Costs, measure
+from edgespec.costs import Costs
 from edgespec.errors import ConfigError
 from edgespec.sampling import GREEDY, Sampler
 from edgespec.session import Session
 from edgespec.terminal import columns, printable
+from edgespec.timing import measure
 from edgespec.tune import LENGTH, NOTHING_TO_JUDGE, PAYS, Choice, best
 
 _NAME = "model"

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.costs import POINTS, READS, Costs
+from edgespec.costs import Costs
 from edgespec.drafters import GoOn
 from edgespec.drafters.lookup import LONGEST_MATCH
 from edgespec.drafters.reading import left_out
 from edgespec.planner import Outcome, Planner, Seconds
+from edgespec.timing import POINTS, READS
 from edgespec.verify import NO_DRAFT, Draft, Verdict
 
 Array = npt.NDArray[Any]

@@ -17,12 +17,13 @@ from fakes import FakeSession, fake_model
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.confidence import MATCH_PRIOR, Outlook
-from edgespec.costs import READS, Costs, measure
+from edgespec.costs import Costs
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
 from edgespec.planner import Outcome, Seconds
 from edgespec.sampling import GREEDY, Sampler
+from edgespec.timing import READS, measure
 from edgespec.verify import Verdict
 
 CURVE = {1: 0.10, 2: 0.16, 3: 0.21, 4: 0.19, 5: 0.34, 6: 0.45, 8: 0.70, 12: 1.10}

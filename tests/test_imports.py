@@ -25,7 +25,7 @@ ORDER = [
     "sampling",
     "verify logprobs confidence exactness experience",
     "backends drafters costs",
-    "planner worth parking",
+    "planner worth parking timing",
     "drawing",
     "adaptive decode tune trial",
     "cost_store",
