@@ -46,7 +46,7 @@ from edgespec.backends import (
 )
 from edgespec.backends import llama_ggml as ggml
 from edgespec.backends.llama_device import choose_layers
-from edgespec.backends.llama_probe import vocabulary
+from edgespec.backends.llama_probe import logits, vocabulary
 from edgespec.bench.identity import identity
 from edgespec.chat import Message
 from edgespec.errors import (
@@ -491,7 +491,7 @@ def test_weights_that_stay_as_they_lie_are_mapped(
     assert modes == [lib.LLAMA_LOAD_MODE_NONE, lib.LLAMA_LOAD_MODE_MMAP]
 
 
-@pytest.mark.parametrize("by", ["a program", "the flag", "Ctrl+C"])
+@pytest.mark.parametrize("by", ["a program", "the flag", "Ctrl+C", "Ctrl+C in an export"])
 def test_loading_can_be_stopped(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While llama.cpp reads; it ends at the next tensor."""
     path, cancel = write_tiny(tmp_path / "tiny.gguf"), CancelFlag()
@@ -516,10 +516,14 @@ def test_loading_can_be_stopped(by: str, tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(lib, "llama_model_load_from_file", slow)
-        with pytest.raises(KeyboardInterrupt if by == "Ctrl+C" else Cancelled):
-            load_model(path, OPTIONS, cancel, follow)
+        if by == "Ctrl+C in an export":
+            with pytest.raises(KeyboardInterrupt):
+                logits(path, [5])
+        else:
+            with pytest.raises(KeyboardInterrupt if by == "Ctrl+C" else Cancelled):
+                load_model(path, OPTIONS, cancel, follow)
+            assert told[0] == 0 and told[-1] == (0.5 if by == "a program" else 0)
     assert handles == [None]
-    assert told[0] == 0 and told[-1] == (0.5 if by == "a program" else 0)
     cancel.clear()
     told.clear()
     by = ""

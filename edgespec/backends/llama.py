@@ -63,7 +63,7 @@ class NativeModel:
         """
         params = llama_params.model_params(gpu_layers)
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mapped else lib.LLAMA_LOAD_MODE_NONE
-        handle = _read_weights(path, params, watch)
+        handle = read_weights(path, params, watch)
         self.handle = handle
         self.sessions: weakref.WeakSet[LlamaSession] = weakref.WeakSet()
         self.contexts: set[Any] = set()  # those that aren't freed yet
@@ -78,8 +78,11 @@ class NativeModel:
         self.use.close()
 
 
-def _read_weights(path: Path, params: Any, watch: Callable[[float], None]) -> Any:
-    """The handle of a file's weights. llama.cpp looks before each tensor whether to go on."""
+def read_weights(path: Path, params: Any, watch: Callable[[float], None] = lambda _: None) -> Any:
+    """The handle of a file's weights; `watch` as for `NativeModel`.
+
+    llama.cpp looks before each tensor whether to go on. Raises ModelError for what it refuses.
+    """
     part, stopped = 0.0, False
 
     def goes_on(read: float, _: Any) -> bool:  # on the thread that loads, where no Ctrl+C comes

@@ -6,7 +6,6 @@ was opened is freed when the call ends or the block is left.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec import platform
+from edgespec.backends.llama import read_weights
 from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_log import log
 from edgespec.backends.llama_params import model_params
@@ -98,11 +98,8 @@ def logits(path: Path, tokens: Sequence[int]) -> Logits:
 @contextmanager
 def _opened(path: Path, *, vocab_only: bool) -> Iterator[Any]:
     params = model_params(0)
-    log.errors.clear()
     params.vocab_only = vocab_only
-    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
-    if not handle:
-        raise ModelError(f"llama.cpp can't open {path.name}: {log.last_error()}")
+    handle = read_weights(path, params)
     try:
         yield handle
     finally:
