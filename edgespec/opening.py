@@ -9,13 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edgespec import cost_store
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, OnLoad, is_onnx, load_model
-from edgespec.costs import OnPass, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError, ModelError
@@ -24,8 +24,12 @@ from edgespec.planner import FixedPlanner, Planner
 from edgespec.platform import expanded
 from edgespec.registry import LOOKUP, MODEL, ModelSpec, load_registry, too_many
 from edgespec.session import CancelFlag, Model
+from edgespec.timing import OnPass, measure
 from edgespec.tokenizer import check_same_tokens
 from edgespec.units import human_bytes
+
+if TYPE_CHECKING:
+    from edgespec.fetch import OnFetch
 
 AUTO: Literal["auto"] = "auto"
 """The lookahead that the planner chooses, round by round, from measured costs."""
@@ -67,6 +71,7 @@ def find_files(
     drafters: Sequence[str] | None,
     fetch: bool,
     report: Callable[[str], None] = lambda _: None,
+    on_fetch: OnFetch = lambda *_: None,
 ) -> tuple[Path, list[str]]:
     """The target's file, and drafters as "lookup" or a file, fetched where needed.
 
@@ -93,8 +98,12 @@ def find_files(
         named += models if drafter == MODEL else [drafter]
     _refuse_two([d if isinstance(d, str) else d.name for d in named])
     _refuse_missing([d for d in named if isinstance(d, str)])
-    local = [d if isinstance(d, str) else str(_local(d, fetch, report)) for d in named]
-    return _local(spec.target, fetch, report), local
+
+    def local(model: ModelSpec) -> Path:
+        return _local(model, fetch, report, on_fetch)
+
+    files = [d if isinstance(d, str) else str(local(d)) for d in named]
+    return local(spec.target), files
 
 
 def _exists(path: Path | str) -> bool:
@@ -116,7 +125,7 @@ def _refuse_missing(drafters: Sequence[str]) -> None:
             )
 
 
-def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
+def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None], on_fetch: OnFetch) -> Path:
     from edgespec import fetch as sources
 
     path = sources.local_path(spec)
@@ -130,7 +139,7 @@ def _local(spec: ModelSpec, fetch: bool, report: Callable[[str], None]) -> Path:
     report(
         f"comparing {spec.name} with its SHA-256" if here else f"downloading {spec.name}, {size}"
     )
-    return sources.fetch(spec)
+    return sources.fetch(spec, progress=partial(on_fetch, spec.name))
 
 
 def options_by_file(

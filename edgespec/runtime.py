@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from edgespec.adaptive import AdaptivePlanner
 from edgespec.backends import LoadOptions, OnLoad, load_model
@@ -23,7 +23,7 @@ from edgespec.chat import (
     fallback_template,
 )
 from edgespec.conversation import Conversation
-from edgespec.costs import Costs, OnPass
+from edgespec.costs import Costs
 from edgespec.drafters import Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
@@ -46,6 +46,10 @@ from edgespec.planner import FixedPlanner, Planner, PlannerStatus
 from edgespec.registry import LOOKUP
 from edgespec.sampling import SamplingParams
 from edgespec.session import CachedSession, CancelFlag, Model
+from edgespec.timing import OnPass
+
+if TYPE_CHECKING:
+    from edgespec.fetch import OnFetch
 
 
 class Runtime:
@@ -128,6 +132,7 @@ class Runtime:
         report: Callable[[str], None] = lambda _: None,
         on_pass: OnPass = lambda *_: None,
         on_load: OnLoad = lambda *_: None,
+        on_fetch: OnFetch = lambda *_: None,
     ) -> Self:
         """Load a pair of the registry by name (None: the default pair), or model files.
 
@@ -153,6 +158,8 @@ class Runtime:
                 raise to stop.
             on_load: told every 0.1 s of a GGUF file that is being read: its name, and how much of
                 it, from 0 to 1. It may raise to stop.
+            on_fetch: told of each model that is downloaded or compared with its SHA-256: its name,
+                bytes done and bytes in all (None: unknown). It may raise to stop.
 
         Raises:
             EdgespecError: one sentence on what doesn't work: an unknown pair, a damaged file,
@@ -171,7 +178,8 @@ class Runtime:
             device=device,
             allow_cpu=allow_cpu,
         )
-        target_path, named = find_files(pair, target, drafters if lookahead else [], fetch, report)
+        wanted = drafters if lookahead else []
+        target_path, named = find_files(pair, target, wanted, fetch, report, on_fetch)
         by_file, notes = options_by_file(target_path, [*named, *(drafters or ())], options)
         cancel = CancelFlag()
         model = load_model(target_path, by_file[target_path], cancel, on_load)
@@ -256,7 +264,7 @@ class Runtime:
             )
         if planner is None or not self.target.session.can_rollback:  # else it would fail midway
             planner = self._engine.planner
-        if isinstance(planner, FixedPlanner):
+        if isinstance(planner, AdaptivePlanner | FixedPlanner):
             planner.require_drafters(self.drafters)
         return Generation(
             self._engine,

@@ -562,7 +562,7 @@ def test_a_file_name_with_control_sequences(
 def test_a_path_that_is_pulled_is_safe_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.fetch.fetch", lambda spec: Path("\x1b[2Jmodel.gguf"))
+    monkeypatch.setattr("edgespec.fetch.fetch", lambda spec, progress: Path("\x1b[2Jmodel.gguf"))
     assert in_process(capsys, "pull")[:2] == (0, "\x1b[2Jmodel.gguf\n")  # for a program as it is
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert in_process(capsys, "pull")[:2] == (0, "␛[2Jmodel.gguf\n")

@@ -28,10 +28,18 @@ from typing import Any
 import pytest
 from hub_server import COMMIT, HubServer
 
-from edgespec.errors import FetchError, HashMismatch
-from edgespec.fetch import default_cache_dir, fetch, is_here, local_path, lost, sources
+from edgespec.errors import EdgespecError, FetchError, HashMismatch
+from edgespec.fetch import bars, default_cache_dir, fetch, is_here, local_path, lost, sources
 from edgespec.fetch import hub as hub_files
-from edgespec.registry import FileSource, ModelSpec, Source, UrlSource, WheelSource
+from edgespec.registry import (
+    FileSource,
+    ModelSpec,
+    Source,
+    UrlSource,
+    WheelSource,
+    user_models_file,
+)
+from edgespec.runtime import Runtime
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several chunks
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -417,17 +425,80 @@ def test_a_bar_is_drawn_on_a_terminal_only(
         def isatty(self) -> bool:
             return self.terminal
 
+    def drawing() -> bool:
+        """Whether the cursor is hidden."""
+        return screen.getvalue().count("\x1b[?25l") > screen.getvalue().count("\x1b[?25h")
+
+    def shown(name: str) -> str:
+        screen.truncate(screen.seek(0))
+        model, folder = replace(spec(url_of(server)), name=name), cache / f"{name}{screen.terminal}"
+        with bars() as on_fetch:
+
+            def progress(done_bytes: int, total_bytes: int | None) -> None:
+                on_fetch(name, done_bytes, total_bytes)
+                assert (sys.stdout, sys.stderr) == streams, "other threads may print meanwhile"
+
+            fetch(model, cache_dir=folder, progress=progress)
+            assert not drawing(), "what is said next would be drawn over"
+        return screen.getvalue()
+
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    fetch(spec(url_of(server)), cache_dir=cache / "a")
-    assert screen.getvalue() == ""
+    streams = sys.stdout, sys.stderr
+    assert shown("tiny") == ""
     screen.terminal = True
-    fetch(spec(url_of(server)), cache_dir=cache / "b")
-    assert "tiny" in screen.getvalue()
-    marked = replace(spec(url_of(server)), name="tiny[/b]")
-    fetch(marked, cache_dir=cache / "c")
-    assert "tiny[/b]" in screen.getvalue()
+    for name in ("tiny", "tiny[b]"):
+        assert name in shown(name)
+    with pytest.raises(KeyboardInterrupt), bars() as on_fetch:
+        on_fetch("tiny", 1, 2)
+        assert drawing()
+        raise KeyboardInterrupt
+    assert not drawing()
+
+
+def test_a_program_follows_a_download_and_stops_it(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is drawn on its terminal, whatever thread opens the runtime."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    user_models_file().parent.mkdir(parents=True, exist_ok=True)
+    user_models_file().write_text(
+        f"""
+        [models.far]
+        source = {{ kind = "url", url = "{url_of(server).url}" }}
+        sha256 = "{SHA256}"
+        size_bytes = {len(CONTENT)}
+        format = "gguf"
+        licence = "mit"
+        [pairs.far]
+        target = "far"
+        drafters = []
+        description = "One that must be fetched"
+        """,
+        encoding="utf-8",
+    )
+    seen: list[tuple[str, int, int | None]] = []
+
+    def stop(*told: Any) -> None:
+        seen.append(told)
+        if len(seen) > 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Runtime.open("far", on_fetch=stop)
+    assert [name for name, *_ in seen] == ["far"] * 2 and seen[0][1] < seen[1][1] < len(CONTENT)
+    assert leftovers(tmp_path / "cache") == []
+    with pytest.raises(EdgespecError, match="GGUF"):  # it came, and is none
+        Runtime.open("far")
+    assert sys.stderr.getvalue() == ""  # type: ignore[union-attr]
 
 
 # ------------------------------------------------------------------------------------------- hub

@@ -1102,7 +1102,7 @@ def test_one_string_is_one_item(tiny: Path) -> None:
 def test_a_download_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    def offline(spec: ModelSpec) -> Path:
+    def offline(spec: ModelSpec, **_: object) -> Path:
         raise FetchError(f"{spec.name}, told: {told}")
 
     monkeypatch.setattr("edgespec.fetch.fetch", offline)

@@ -26,6 +26,7 @@ from edgespec.bench.record import Pair, Run, first_change, machine_change, one_l
 from edgespec.bench.sides import AUTO, RuntimeSide, Side, settings
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ConfigError
+from edgespec.fetch import bars
 from edgespec.opening import find_files
 from edgespec.platform.huge_pages import on_request
 from edgespec.platform.memory import total_memory
@@ -107,7 +108,9 @@ def run_pair(
 ) -> None:
     """Measure what is missing of a pair; raises EdgespecError."""
     _refuse_absent(named, options)
-    target, drafters = find_files(named.pair, named.target, named.drafters, fetch=True, report=say)
+    asked = (named.pair, named.target, named.drafters)
+    with bars() as on_fetch:
+        target, drafters = find_files(*asked, fetch=True, report=say, on_fetch=on_fetch)
     say(f"{named.name}: reading {target.name} to take its hash...")
     files = {path: identity(path) for path in (target, *_files(drafters))}
     with ExitStack() as stack:

@@ -57,6 +57,7 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
 
     from edgespec.console import chat, say
     from edgespec.errors import ConfigError
+    from edgespec.fetch import bars
     from edgespec.runtime import Runtime
     from edgespec.tui.settings_file import SettingsFile
 
@@ -67,18 +68,21 @@ def _lines(args: argparse.Namespace, given: Mapping[str, Any], reason: str) -> i
     settings = _settings(args, given, saved)
     if reason and sys.stdin.isatty():
         say(f"note: the chat is line by line, since {reason}")
-    with Runtime.open(
-        choice.pair,
-        target=choice.target,
-        drafters=None if settings.drafters is None else list(settings.drafters),
-        lookahead=settings.lookahead,
-        context_size=settings.context_size,
-        threads=settings.threads,
-        gpu_layers=settings.gpu_layers,
-        device=args.device,
-        allow_cpu=args.allow_cpu,
-        report=lambda what: say(f"{what}..."),
-    ) as runtime:
+    with bars() as on_fetch:
+        opened = Runtime.open(
+            choice.pair,
+            target=choice.target,
+            drafters=None if settings.drafters is None else list(settings.drafters),
+            lookahead=settings.lookahead,
+            context_size=settings.context_size,
+            threads=settings.threads,
+            gpu_layers=settings.gpu_layers,
+            device=args.device,
+            allow_cpu=args.allow_cpu,
+            report=lambda what: say(f"{what}..."),
+            on_fetch=on_fetch,
+        )
+    with opened as runtime:
         say(*introduction(runtime))
         if named := _newly_named(args, preferences):
             try:

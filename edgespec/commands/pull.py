@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from edgespec.commands.shared import print_path
 
@@ -22,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
-    from edgespec.fetch import fetch
+    from edgespec.fetch import bars, fetch
     from edgespec.registry import load_registry
 
     registry = load_registry()
@@ -30,5 +31,7 @@ def run(args: argparse.Namespace) -> int:
     paired = args.name is None or args.name in registry.pairs
     specs = registry.pair(args.name).models if paired else (registry.model(args.name),)
     for spec in specs:
-        print_path(fetch(spec))
+        with bars() as on_fetch:
+            path = fetch(spec, progress=partial(on_fetch, spec.name))
+        print_path(path)
     return 0

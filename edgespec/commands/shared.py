@@ -52,21 +52,24 @@ def pair_name(args: argparse.Namespace) -> str | None:
 
 def open_runtime(args: argparse.Namespace, *, measure_again: bool = False) -> Runtime:
     """The runtime that the options describe."""
+    from edgespec.fetch import bars
     from edgespec.runtime import Runtime
 
-    return Runtime.open(
-        pair_name(args),
-        target=args.target,
-        drafters=drafters(args),
-        lookahead=args.lookahead,
-        context_size=args.ctx_size,
-        threads=args.threads,
-        gpu_layers=args.gpu_layers,
-        device=args.device,
-        allow_cpu=args.allow_cpu,
-        measure_again=measure_again,
-        report=lambda what: tell(f"{what}..."),
-    )
+    with bars() as on_fetch:
+        return Runtime.open(
+            pair_name(args),
+            target=args.target,
+            drafters=drafters(args),
+            lookahead=args.lookahead,
+            context_size=args.ctx_size,
+            threads=args.threads,
+            gpu_layers=args.gpu_layers,
+            device=args.device,
+            allow_cpu=args.allow_cpu,
+            measure_again=measure_again,
+            report=lambda what: tell(f"{what}..."),
+            on_fetch=on_fetch,
+        )
 
 
 def drafters(args: argparse.Namespace) -> list[str] | None:

