@@ -15,6 +15,7 @@ from edgespec.chat import Message
 from edgespec.errors import ConfigError
 from edgespec.generation import DEFAULT_MAX_TOKENS, Generation, Result
 from edgespec.logprobs import LogprobsRequest
+from edgespec.options import check_whole
 from edgespec.planner import Planner
 from edgespec.sampling import SamplingParams
 from edgespec.tokenizer import StreamingDetokenizer, decode
@@ -165,6 +166,8 @@ class Conversation:
                     join(result)
                     self._state = object()
 
+        if max_tokens is not None:
+            check_whole("max_tokens", max_tokens)
         prompt, notes = self._fit(messages, max_tokens, begun)
         generation = self._runtime.generate(
             prompt,

@@ -908,6 +908,14 @@ def test_what_was_forgotten_stays_forgotten() -> None:
         next(late)
 
 
+def test_a_limit_that_is_no_whole_number_is_refused_at_once() -> None:
+    runtime = make()
+    for ask in (runtime.conversation().send, runtime.generate):
+        for wrong in ("5", 5.0):
+            with pytest.raises(ConfigError, match="max_tokens must be a whole number"):
+                ask("hi", GREEDY, max_tokens=wrong)  # type: ignore[operator]
+
+
 def test_what_is_asked_while_all_is_forgotten_is_not_of_what_was() -> None:
     chat, asked = make().conversation(), []
 
