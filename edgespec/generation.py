@@ -244,6 +244,7 @@ class _Answer:
         self._failures: dict[str, str] = {}  # of drafters, in this answer
         self._texts: list[str] = []
         self._given = 0  # tokens handed out in chunks
+        self._reason: FinishReason = "cancelled"  # until its text ends
         self.begun = False
         """Whether it had the runtime to itself, so that it can't be begun again."""
         self._on_begin = on_begin
@@ -274,42 +275,11 @@ class _Answer:
         return threading.get_ident() in self._cancelling
 
     def run(self, handle: weakref.ref[Generation]) -> Generator[Chunk, None, None]:
-        engine = self._engine
-        reason: FinishReason = "cancelled"
+        """The answer's chunks; the engine is its own until they end, are closed or fail."""
         failed = False
         try:
-            if not engine.take(handle):
-                raise Busy(
-                    "this runtime is in the middle of another answer: let that one finish, close "
-                    "it, or open a second runtime"
-                )
-            if engine.closed:
-                raise ModelError("this runtime is closed: open another")
-            if self._on_begin is not None:
-                self._on_begin()
-            self.begun = True
-            with self._state:
-                engine.cancel.clear()
-                self._running = True
-            began = perf_counter()
-            try:
-                for step in self._rounds():
-                    self._count(step, perf_counter() - began)
-                    if step.fed:  # else a drafter may still tell of an earlier answer
-                        self._see_failures()
-                    self._origins += step.origins
-                    del self._origins[self._length :]
-                    self._logprobs += step.logprobs
-                    if step.finish_reason is not None:
-                        reason = step.finish_reason
-                        break
-                    if chunk := self._take():
-                        yield chunk
-            except Cancelled:
-                pass
-            self._stream.finish(reason)
-            if chunk := self._take():
-                yield chunk
+            self._begin(handle)
+            yield from self._chunks()
         except GeneratorExit:
             raise
         except BaseException:
@@ -318,7 +288,7 @@ class _Answer:
         finally:
             try:
                 if not failed:
-                    self._finish(reason)  # before another answer can begin
+                    self._finish()  # before another answer can begin
             finally:
                 try:
                     self._let_go(handle)
@@ -326,7 +296,46 @@ class _Answer:
                     self._let_go(handle)
                     raise
                 finally:
-                    engine.on_idle()
+                    self._engine.on_idle()
+
+    def _begin(self, handle: weakref.ref[Generation]) -> None:
+        """Take the engine. Raises Busy, or ModelError where it was closed."""
+        engine = self._engine
+        if not engine.take(handle):
+            raise Busy(
+                "this runtime is in the middle of another answer: let that one finish, close "
+                "it, or open a second runtime"
+            )
+        if engine.closed:
+            raise ModelError("this runtime is closed: open another")
+        if self._on_begin is not None:
+            self._on_begin()
+        self.begun = True
+        with self._state:
+            engine.cancel.clear()
+            self._running = True
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """A chunk for each round that brought text, and for what was held back to the end."""
+        began = perf_counter()
+        try:
+            for step in self._rounds():
+                self._count(step, perf_counter() - began)
+                if step.fed:  # else a drafter may still tell of an earlier answer
+                    self._see_failures()
+                self._origins += step.origins
+                del self._origins[self._length :]
+                self._logprobs += step.logprobs
+                if step.finish_reason is not None:
+                    self._reason = step.finish_reason
+                    break
+                if chunk := self._take():
+                    yield chunk
+        except Cancelled:
+            pass
+        self._stream.finish(self._reason)
+        if chunk := self._take():
+            yield chunk
 
     def _let_go(self, handle: weakref.ref[Generation]) -> None:
         """Leave the engine to others, where this answer has it; safe to call twice."""
@@ -392,7 +401,7 @@ class _Answer:
         counters.tokens = self._length
         counters.ended = step.finish_reason == "end"
 
-    def _finish(self, reason: FinishReason) -> None:
+    def _finish(self) -> None:
         # Closed early, tokens whose text was still held back are left out like the text.
         tokens = self._tokens.view[self._prompt :][: self._given].tolist()
         origins = tuple(self._origins[: self._given])
@@ -401,7 +410,7 @@ class _Answer:
             f"{name} stopped drafting in this answer: {why}" for name, why in self._failures.items()
         )
         self.result = Result(
-            self.text, tuple(tokens), origins, reason, self.counters, logprobs, notes
+            self.text, tuple(tokens), origins, self._reason, self.counters, logprobs, notes
         )
         if self._on_finish is not None:
             self._on_finish(self.result)
