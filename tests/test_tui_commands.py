@@ -364,7 +364,7 @@ def test_a_line_that_failed_comes_back(line: str, sentence: str, tmp_path: Path)
         ("..", "is a folder"),
         ("~", "is a folder"),
         ("none/out.md", "There is no folder"),
-        ("out\0.md", "Can't write"),
+        (f"{'x' * 300}.md", "Can't write"),
     ],
 )
 def test_an_export_has_the_name_and_the_form_that_were_asked_for(
@@ -385,6 +385,25 @@ def test_an_export_has_the_name_and_the_form_that_were_asked_for(
     assert found == ([written] if "." in written[-6:] and " " not in written else [])
     for path in tmp_path.iterdir():
         assert (path.read_text(encoding="utf-8")[0] == "{") == (path.suffix.lower() == ".json")
+
+
+def test_a_second_export_says_what_can_replace_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await settled(pilot)
+        for _ in range(2):
+            await say(pilot, "/export")
+            await settled(pilot)
+        sentence = "hi.md is there already: write another name behind /export, or press Ctrl+L"
+        assert sentence in notices(s.app)
+
+    drive(stage(), body)
+    assert [path.name for path in tmp_path.iterdir()] == ["hi.md"]
 
 
 def test_a_mark_that_was_moved_is_what_enter_takes() -> None:

@@ -503,7 +503,7 @@ def test_an_export_waits_for_the_disk_and_the_screen_does_not(tmp_path: Path, di
         await settled(pilot)
         assert "Written to" in notices(s.app)
         await say(pilot, f"/export {tmp_path / 'out.md'}")
-        assert "is there already" in notices(s.app)
+        assert "is there already: write another name behind /export, or" in notices(s.app)
         assert s.app.composer.text.startswith("/export")  # to be mended
 
     drive(stage(Script(answers=["1"]), stores=store(tmp_path)), body)

@@ -49,6 +49,7 @@ from edgespec.tui.screens.sheet import Cell, row
 from edgespec.tui.settings import FIELDS, PRESETS, with_preset
 from edgespec.tui.settings_file import SettingsFile
 from edgespec.tui.themes import DARK, LIGHT
+from edgespec.tui.writer import NotSaved
 
 Play = Callable[[Pilot[Any]], Awaitable[None]]
 SIZES = {"narrow": (60, 20), "usual": (80, 24), "wide": (200, 60)}
@@ -495,6 +496,56 @@ def test_a_conversation_is_exported(tmp_path: Path) -> None:
 
     run(Host(lambda: history_list(history, tmp_path)), play, (200, 60))
     assert len(json.loads((tmp_path / "x.json").read_text("utf-8"))["turns"]) == 1
+
+
+def test_an_export_says_what_of_the_conversation_it_lacks(tmp_path: Path) -> None:
+    history = some_history(tmp_path)
+    (oldest,) = [summary for summary in history.list() if summary.title == "Old plans"]
+    path = history.path(oldest.id)
+    lines = path.read_bytes().split(b"\n")
+    lines[3] = lines[3][:20]
+    path.write_bytes(b"\n".join(lines))
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await pilot.press("end", "e")
+        await pilot.pause()
+        await pilot.press("enter")
+        await shows(pilot, "Written to")
+        told = {(note.severity, note.message) for note in pilot.app._notifications}
+        assert [(kind, "(line 4); the rest is here" in text) for kind, text in sorted(told)] == [
+            ("information", False),
+            ("warning", True),
+        ]
+
+    run(Host(lambda: history_list(history, tmp_path)), play, (200, 60))
+    exported = (tmp_path / "Old-plans.md").read_text("utf-8")
+    assert "question 0" in exported and "question 1" not in exported and "question 5" in exported
+
+
+def test_an_export_of_what_is_open_here_has_the_turns_that_the_disk_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = some_history(tmp_path)
+    writer = history.begin()
+    writer.put(0, Turn("kept", "An answer.", "end"))
+    with monkeypatch.context() as full:
+        full.setattr("edgespec.tui.writer._write", _refuse)
+        with pytest.raises(NotSaved):
+            writer.put(1, Turn("refused", "An answer.", "end"))
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await pilot.press("home", "e")
+        await pilot.pause()
+        await pilot.press("enter")
+        await shows(pilot, "Written to")
+
+    run(Host(lambda: history_list(history, tmp_path)), play, (200, 60))
+    exported = (tmp_path / "kept.md").read_text("utf-8")
+    assert "kept" in exported and "refused" in exported
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(28, "disk full")
 
 
 def test_a_damaged_conversation_is_told_and_kept(tmp_path: Path) -> None:

@@ -507,7 +507,7 @@ def test_an_export_replaces_nothing_unasked(tmp_path: Path) -> None:
     path = export(tmp_path / "talk", TURNS)
     assert path.name == "talk.md"
     before = path.read_bytes()
-    with pytest.raises(AlreadyThere, match=r"talk\.md is there already"):
+    with pytest.raises(AlreadyThere, match=r"talk\.md is there already: write another name"):
         export(tmp_path / "talk", TURNS[:1])
     assert path.read_bytes() == before
     export(tmp_path / "talk.md", TURNS[:1], replace=True)

@@ -198,7 +198,10 @@ class ChatApp(Doing):
             if answer is not None and not self.run_command(command, answer.strip()):
                 self._ask_words(command, answer)
 
-        self.push_screen(AskText(command.title, f"/{command.name} {command.words}", words), do)
+        usage = f"/{command.name} {command.words}"
+        if command.lines:
+            usage += " · Ctrl+J begins a line"
+        self.push_screen(AskText(command.title, usage, words, lines=command.lines), do)
 
     # ---------------------------------------------------------------------------------- messages
 

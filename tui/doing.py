@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from textual.widgets import Input, TextArea
@@ -18,6 +20,7 @@ from edgespec.tui.commands import as_written
 from edgespec.tui.conversing import Conversing
 from edgespec.tui.messages import LOADED_WITH, Choice, Settings
 from edgespec.tui.shown import one_line
+from edgespec.tui.widgets.fields import without_controls
 
 _SETTING = re.compile(r"(?P<name>[^\s=]*)\s*=?\s*(?P<value>.*)", re.DOTALL)
 _COPIED = re.compile(r"(?P<answer>\d{1,6})? *(?P<code>code(?: *(?P<block>\d{1,6}))?)?")
@@ -25,6 +28,18 @@ _COPIED = re.compile(r"(?P<answer>\d{1,6})? *(?P<code>code(?: *(?P<block>\d{1,6}
 
 class Mistyped(EdgespecError):
     """A command's words that mean nothing here; the sentence says what would."""
+
+
+@contextmanager
+def _told_who_replaces() -> Iterator[None]:
+    """An export that would replace a file fails with a sentence that says what can replace it."""
+    from edgespec.tui.export import AlreadyThere
+
+    try:
+        yield
+    except AlreadyThere as there:
+        other = ", or press Ctrl+L, then e: an export from the history can replace it"
+        raise AlreadyThere(there.path, other) from there
 
 
 class Doing(Conversing):
@@ -145,7 +160,7 @@ class Doing(Conversing):
 
     def _as_asked(self, index: int) -> bool:
         """Whether the composer holds question `index` as it was asked."""
-        return self.composer.text == as_written(self.talk.turns[index].question)
+        return self.composer.text == without_controls(as_written(self.talk.turns[index].question))
 
     def action_clear(self) -> None:
         """A new conversation."""
@@ -273,13 +288,16 @@ class Doing(Conversing):
         form, _, rest = words.partition(" ")
         if form not in ("md", "json"):
             form, rest = "", words
-        named = destination(Path(rest.strip()), form) if rest.strip() else None
+        with _told_who_replaces():
+            named = destination(Path(rest.strip()), form) if rest.strip() else None
         turns, system, writer = tuple(self.talk.turns), self.settings.system, self._writer
 
         def write() -> str:
             title = (writer.title if writer is not None else "") or title_of(turns[0].question)
             path = named or Path(f"{file_name(title)}.{form or 'md'}")
-            return f"Written to {export(path, turns, title=title, system=system, form=form)}"
+            with _told_who_replaces():
+                path = export(path, turns, title=title, system=system, form=form)
+            return f"Written to {path}"
 
         self.stores.writing.later(write)
 
@@ -323,6 +341,11 @@ class Doing(Conversing):
         if not self.has_settings:
             self.tell("One moment: the saved settings are being read.", "warning")
         return not self.has_settings
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """What is cut or copied in a field, by Textual's own keys, goes the same way."""
+        if text:
+            self._copy(text)
 
     def _copy(self, text: str) -> None:
         from edgespec.tui.clipboard import copy

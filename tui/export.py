@@ -30,7 +30,14 @@ class ExportFailed(EdgespecError):
 
 
 class AlreadyThere(ExportFailed):
-    """The file exists; it may be replaced if the person says so."""
+    """The file at `path` exists; it may be replaced if the person says so."""
+
+    def __init__(self, path: Path, instead: str = "") -> None:
+        """`instead`: what else than another name there is to do, as the end of a sentence."""
+        self.path = path
+        super().__init__(
+            f"{printable(str(path))} is there already: write another name behind /export{instead}."
+        )
 
 
 def export(
@@ -58,7 +65,7 @@ def export(
             write_new(path, data)
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, FileExistsError) and path.exists():
-            raise _already_there(path) from error
+            raise AlreadyThere(path) from error
         raise _failed(path, error) from error
     return path
 
@@ -71,12 +78,8 @@ def destination(path: Path, form: str = "") -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise _failed(path, error) from error
     if there:
-        raise _already_there(path)
+        raise AlreadyThere(path)
     return path
-
-
-def _already_there(path: Path) -> AlreadyThere:
-    return AlreadyThere(f"{printable(str(path))} is there already.")
 
 
 def _failed(path: Path, error: Exception) -> ExportFailed:

@@ -102,8 +102,15 @@ class History:
         return sorted(found, key=lambda summary: (-summary.at, summary.id))
 
     def read(self, conversation_id: str) -> Replay:
-        """A conversation as it is saved, to be shown or exported. Raises HistoryError."""
+        """A conversation as it is saved, to be shown or exported. Raises HistoryError.
+
+        Of one that is open in this window, with the turns that the disk didn't take.
+        """
+        from edgespec.tui.replay import Replay
+
         self.saving.settle()
+        if (mine := self._writers.get(conversation_id)) is not None and mine.problem:
+            return Replay(mine.turns)
         return self._read(conversation_id)
 
     def _read(self, conversation_id: str) -> Replay:

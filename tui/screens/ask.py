@@ -1,4 +1,4 @@
-"""Two small questions: yes or no, and a line of text.
+"""Two small questions: yes or no, and a text.
 
 Invariant: escape is always the answer that changes nothing.
 """
@@ -10,9 +10,11 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Button, Footer, Input
+from textual.message import Message
+from textual.widgets import Button, Footer
 
 from edgespec.tui.screens.sheet import Heading, SmallSheet, plain
+from edgespec.tui.widgets.fields import SentBox, TextField
 
 
 class Confirm(SmallSheet[bool]):
@@ -47,18 +49,38 @@ class Confirm(SmallSheet[bool]):
         self.dismiss(yes)
 
 
-class AskText(SmallSheet[str | None]):
-    """A line of text; dismissed with it, or with None."""
+class Lines(SentBox):
+    """The place for a text of several lines."""
 
+    class Sent(Message):
+        """The person pressed Enter."""
+
+    def action_send(self) -> None:
+        """See `SentBox`."""
+        self.post_message(self.Sent())
+
+
+class AskText(SmallSheet[str | None]):
+    """A line of text, or several; dismissed with it, or with None."""
+
+    DEFAULT_CSS = """
+    AskText {
+        TextArea { height: 6; border: none; }
+        TextArea:focus { border: none; }
+    }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f10", "use", "Use", key_display="enter"),
         Binding("escape", "dismiss(None)", "Cancel"),
     ]
 
-    def __init__(self, title: str, help_text: str, value: str = "", use: str = "OK") -> None:
+    def __init__(
+        self, title: str, help_text: str, value: str = "", use: str = "OK", *, lines: bool = False
+    ) -> None:
+        """`lines`: there may be several, and Enter still is the end of them all."""
         super().__init__()
         self._title, self._help, self._use = title, help_text, use
-        self._input = Input(value, compact=True)
+        self._input = Lines(value, compact=True) if lines else TextField(value, compact=True)
 
     def compose(self) -> ComposeResult:
         """The line, what it is for, and two buttons."""
@@ -72,11 +94,15 @@ class AskText(SmallSheet[str | None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin in the line."""
+        """Begin in the text."""
         self._input.focus()
 
     def on_input_submitted(self) -> None:
         """Enter in the line."""
+        self.action_use()
+
+    def on_lines_sent(self) -> None:
+        """Enter in the lines."""
         self.action_use()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -88,4 +114,5 @@ class AskText(SmallSheet[str | None]):
 
     def action_use(self) -> None:
         """Answer with what is written."""
-        self.dismiss(self._input.value)
+        field = self._input
+        self.dismiss(field.value if isinstance(field, TextField) else field.text)

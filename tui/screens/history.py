@@ -7,7 +7,7 @@ change, so it shows what is on the disk.
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Footer, Input, OptionList, Rule, Static
+from textual.widgets import Footer, OptionList, Rule, Static
 
 from edgespec.errors import EdgespecError
 from edgespec.tui.export import AlreadyThere, export, file_name
@@ -27,6 +27,7 @@ from edgespec.tui.screens.ask import AskText, Confirm
 from edgespec.tui.screens.dates import stamp, when
 from edgespec.tui.screens.sheet import Cell, Heading, Rows, Sheet, row
 from edgespec.tui.shown import one_line, shown
+from edgespec.tui.widgets.fields import TextField
 from edgespec.units import human_bytes
 
 _NONE = "No conversation yet: each one is kept here, turn by turn."
@@ -66,7 +67,7 @@ class HistoryList(Sheet[str | None]):
         self._folder = folder
         self._all: list[Summary] = []
         self._found: list[Summary] = []
-        self._input = Input(placeholder="Search titles", compact=True)
+        self._input = TextField(placeholder="Search titles", compact=True)
         self._empty = "Looking for conversations"
         self._rows = Rows(self._empty)
         self._detail = Static(classes="detail")
@@ -273,12 +274,16 @@ class HistoryList(Sheet[str | None]):
                 return
             path = answer
             try:
-                written = await to_thread(self._export, summary, Path(path))
+                written, notes = await to_thread(self._export, summary, Path(path))
             except AlreadyThere as there:
-                if not await self.ask(Confirm("Export", str(there), "Replace it")):
+                if not await self.ask(
+                    Confirm("Export", f"{there.path} is there already.", "Replace it")
+                ):
                     continue
                 try:
-                    written = await to_thread(self._export, summary, Path(path), replace=True)
+                    written, notes = await to_thread(
+                        self._export, summary, Path(path), replace=True
+                    )
                 except EdgespecError as error:
                     self._say(str(error))
                     continue
@@ -286,11 +291,16 @@ class HistoryList(Sheet[str | None]):
                 self._say(str(error))
                 continue
             self.notify(shown(f"Written to {written}"), markup=False)
+            for note in notes:
+                self.notify(shown(note), severity="warning", markup=False)
             return
 
-    def _export(self, summary: Summary, path: Path, *, replace: bool = False) -> Path:
-        turns = self._history.read(summary.id).turns
-        return export(path, turns, title=summary.title, replace=replace)
+    def _export(
+        self, summary: Summary, path: Path, *, replace: bool = False
+    ) -> tuple[Path, Sequence[str]]:
+        """The file written, and what of the conversation isn't in it."""
+        found = self._history.read(summary.id)
+        return export(path, found.turns, title=summary.title, replace=replace), found.notes
 
     def _do(self, change: Callable[[], None]) -> None:
         self._change(self.app, change)  # a screen that was closed meanwhile knows it no more

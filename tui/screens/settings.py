@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.suggester import SuggestFromList
-from textual.widgets import Button, Footer, Input, Static, TextArea
+from textual.widgets import Button, Footer, Static
 
 from edgespec.errors import ConfigError
 from edgespec.tui.messages import LOADED_WITH, Settings
@@ -31,6 +31,7 @@ from edgespec.tui.settings import (
     with_text,
 )
 from edgespec.tui.shown import one_line
+from edgespec.tui.widgets.fields import TextBox, TextField
 
 _SUGGESTED = {
     "rule": ["rejection", "reproducible"],
@@ -47,7 +48,7 @@ class FieldRow(Horizontal):
         self.field = field
         self.problem = ""
         suggested = _SUGGESTED.get(field.key)
-        self.input = Input(
+        self.input = TextField(
             value,
             compact=True,
             id=field.key,
@@ -134,7 +135,7 @@ class SettingsScreen(Sheet[Settings | None]):
             for field in FIELDS
             if field.key != "system"
         }
-        self._system = TextArea(settings.system, compact=True, id="system")
+        self._system = TextBox(settings.system, compact=True, id="system")
         self._filled()
         self._told = Static(classes="told")
         self._problems: dict[str, str] = {}

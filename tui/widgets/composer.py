@@ -6,37 +6,20 @@ paste itself.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import TextArea
 
-_CONTROL = re.compile(
-    "\x1b\\[[0-9;?]*[ -/]*[@-~]"
-    "|\x9b[0-9;?]+[ -/]*[@-~]"
-    "|(?:\x1b\\]|\x9d)[^\x07\x1b\x9c\x9d\n]*(?:\x07|\x1b\\\\|\x9c)"
-    "|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-"""Escape sequences whole, then single control characters; line feeds and tabs stay.
-
-U+009B and U+009D are quotation marks too, in text that was decoded wrongly: alone, or without the
-end of a sequence in their line, they begin none.
-"""
-
+from edgespec.tui.widgets.fields import SentBox
 
 IDLE = "Write a message. Enter sends, Ctrl+J begins a line, / lists commands."
 BUSY = "Esc stops the answer. What you send now waits for its end."
 """What an empty composer says."""
 
 
-_NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
-
-
-class Composer(TextArea):
+class Composer(SentBox):
     """A text area that grows with its text and sends it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -79,10 +62,6 @@ class Composer(TextArea):
             self.post_message(self.Sent(text))
             self.load_text("")
 
-    def action_newline(self) -> None:
-        """Begin a new line."""
-        self.insert("\n")
-
     def action_complete(self) -> None:
         """Tab belongs to whoever knows what could be meant."""
         self.post_message(self.Wanted("tab"))
@@ -116,30 +95,3 @@ class Composer(TextArea):
     def put_back(self, text: str) -> None:
         """Text that was sent returns, before what was written since."""
         self.put("\n".join(filter(None, [text, self.text])))
-
-    def paste(self, text: str) -> None:
-        """Take in text from elsewhere, in the place of what is selected."""
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        if result := self._replace_via_keyboard(_CONTROL.sub("", text), *self.selection):
-            self.move_cursor(result.end_location)
-            self.focus()
-
-    def action_paste(self) -> None:
-        """Paste what was copied here last; nothing is no reason to delete what is selected."""
-        if self.app.clipboard:
-            self.paste(self.app.clipboard)
-
-    async def _on_key(self, event: events.Key) -> None:
-        # No bindings: those of priority are obeyed before the letters typed just ahead of them.
-        if event.key == "enter" or event.key in _NEW_LINE:
-            event.stop()
-            event.prevent_default()
-            if event.key == "enter":
-                self.action_send()
-            else:
-                self.action_newline()
-
-    async def _on_paste(self, event: events.Paste) -> None:
-        event.prevent_default()
-        event.stop()
-        self.paste(event.text)

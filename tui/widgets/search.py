@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from edgespec.tui.widgets.board import TextLine
+from edgespec.tui.widgets.fields import TextField
 
 
 class SearchBar(Horizontal):
@@ -39,7 +40,7 @@ class SearchBar(Horizontal):
 
     def __init__(self) -> None:
         super().__init__(id="search")
-        self._input = Input(placeholder="Find in this conversation", compact=True)
+        self._input = TextField(placeholder="Find in this conversation", compact=True)
         self._found = TextLine()
         self._found.id = "found"
         self.display = False
