@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -1032,27 +1033,42 @@ def test_attention_that_the_gpu_leaves_to_the_cpu_is_found() -> None:
     cuda = ort_providers.DEVICES["cuda"]
     assert ort_providers.attends_on_cpu(Native(), cuda)
     assert not ort_providers.attends_on_cpu(Native(), ort_providers.DEVICES["cpu"])
-    assert not ort_providers.attends_on_cpu(object(), cuda)  # an older ONNX Runtime
+    assert ort_providers.attends_on_cpu(object(), cuda) is None  # an older ONNX Runtime
     Part.ep_name = cuda.provider
-    assert not ort_providers.attends_on_cpu(Native(), cuda)
+    assert ort_providers.attends_on_cpu(Native(), cuda) is False
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("told", [True, False, None])
 def test_a_cache_lies_where_attention_runs(
-    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that isn't told, floats are taken for what CUDA leaves to the CPU."""
+    SmallGpu(monkeypatch)
+    made = []
+    on_device = ort_memory.HostBlock
+    monkeypatch.setattr(ort_memory, "CudaBlock", lambda size: made.append(size) or on_device(size))
+    monkeypatch.setattr(ort_load, "attends_on_cpu", lambda *_: told)
+    folder = write_tiny_onnx(tmp_path, **GQA)
+    model = opened(folder, device="cuda")
+    assert model.details["cache"] == "in place"
+    apart = told is not False
+    assert bool(made) != apart
+    said = [note for note in model.notes if "CUDA can't run, so the CPU does it" in note]
+    assert [note.endswith("--dtype fp16") for note in said] == [True] * apart
+    assert np.allclose(model.session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
+
+
+def test_a_cache_that_grows_lies_on_the_device_where_attention_isnt_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SmallGpu(monkeypatch)
     made = []
     on_device = ort_memory.HostBlock
     monkeypatch.setattr(ort_memory, "CudaBlock", lambda size: made.append(size) or on_device(size))
-    monkeypatch.setattr(ort_load, "attends_on_cpu", lambda *_: apart)
-    folder = write_tiny_onnx(tmp_path, **GQA)
-    model = opened(folder, device="cuda")
-    assert model.details["cache"] == "in place"
-    assert bool(made) != apart
-    said = [note for note in model.notes if "CUDA can't run, so the CPU does it" in note]
-    assert [note.endswith("--dtype fp16") for note in said] == [True] * apart
-    assert np.allclose(model.session.forward(TEXT), from_scratch(folder, TEXT)[-1], atol=1e-3)
+    monkeypatch.setattr(ort_load, "attends_on_cpu", lambda *_: None)
+    model = opened(write_tiny_onnx(tmp_path), device="cuda")
+    assert made and model.details["cache"] == "grown"
+    assert not any("so the CPU does it" in note for note in model.notes)
 
 
 def test_what_a_device_that_is_there_says_is_kept(
@@ -1135,6 +1151,36 @@ def test_numbers_that_overflow_on_a_gpu_are_not_called_damage(
     assert f"{folder.name} runs on the CPU: {says}" in opened(folder).notes
     with pytest.raises(NumericalError, match=f"{says}; or choose --device cpu"):
         opened(folder, device="cuda")
+
+
+def test_a_gpu_that_computes_something_else_gives_way_to_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SmallGpu(monkeypatch)
+    monkeypatch.setattr(ort_memory, "CudaBlock", HostBlock)
+    run = backend.OrtSession.forward
+
+    def differs(session: Any, tokens: Any, num_logits: int = 1) -> Any:
+        rows = run(session, tokens, num_logits)
+        return rows[:, ::-1] if gpu.opened[-1] == "CUDA" and num_logits > 1 else rows
+
+    monkeypatch.setattr(backend.OrtSession, "forward", differs)
+    folder = write_tiny_onnx(tmp_path)
+    says = f"{folder.name} doesn't work on CUDA (a pass over three tokens gives something else"
+    model = opened(folder)
+    assert any(f"{folder.name} runs on the CPU: {says}" in note for note in model.notes)
+    assert model.only_drafts == "" and gpu.opened == ["CUDA", "CPU"]
+    with pytest.raises(ModelError, match=rf"{re.escape(says)}.*; or choose --device cpu"):
+        opened(folder, device="cuda")
+
+
+def test_what_a_graph_lacks_it_lacks_on_every_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SmallGpu(monkeypatch)
+    monkeypatch.setattr(ort_memory, "CudaBlock", HostBlock)
+    model = opened(write_tiny_onnx(tmp_path, last_row=True))
+    assert "last position alone" in model.only_drafts and gpu.opened == ["CUDA"]
 
 
 def test_what_is_wrong_on_every_device_is_tried_once(

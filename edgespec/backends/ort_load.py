@@ -18,7 +18,7 @@ from edgespec.backends.onnx_folder import OnnxFolder, find
 from edgespec.backends.onnx_tokenizer import OnnxTokenizer
 from edgespec.backends.ort import OrtSession
 from edgespec.backends.ort_cache import Cache, GrownCache, InPlaceCache
-from edgespec.backends.ort_graph import ROWS, Graph, read_graph
+from edgespec.backends.ort_graph import FLOAT, ROWS, Graph, read_graph
 from edgespec.backends.ort_notes import attention_note, copied_note, gpu_names, window_note
 from edgespec.backends.ort_probe import RowShape, examine, first_pass
 from edgespec.backends.ort_providers import (
@@ -101,14 +101,20 @@ def _model(
     metadata = opened.native.get_modelmeta().custom_metadata_map
     head = narrow.read_metadata(name, metadata, rows.width)
     tokenizer = OnnxTokenizer(folder, head.vocab_size if head else rows.width)
-    apart = attends_on_cpu(opened.native, opened.device)
-    # A cache on the device would be copied to the CPU and back in each pass.
-    place = "cpu" if apart else opened.device.memory
-    session = _open(opened, graph, name, context_size, rows, head, cancel, place)
+    told = attends_on_cpu(opened.native, opened.device)
+    place = "cpu" if told else opened.device.memory
+    # One that stays in place and isn't where attention runs is bound to a copy of what it was.
+    floats = place == "cuda" and any(tensor.element == FLOAT for tensor in graph.cache)
+    fixed = "cpu" if told is None and floats else place
+    session = _open(opened, graph, name, context_size, rows, head, cancel, place, fixed)
+    apart = told or (fixed != place and session.cache.in_place)
     try:
         if isinstance(session.cache, GrownCache):
             session.cache.avoid_holes(folder.window)
         findings = examine(session, tokenizer, head.kept if head else slice(None))
+        if findings.doubted and opened.device.provider != CPU:
+            where = opened.device.label
+            raise ModelError(f"{name} doesn't work on {where} ({findings.only_drafts})")
     except BaseException:
         session.close()
         raise
@@ -171,12 +177,17 @@ def _open(
     head: narrow.NarrowVocabulary | None,
     cancel: CancelFlag,
     place: str,
+    fixed: str,
 ) -> OrtSession:
-    """A session with the best cache that the graph works with, in the memory of `place`."""
+    """A session with the best cache that the graph works with.
+
+    `place`: the memory it lies in; `fixed`: that of a cache that stays in place.
+    """
     mask_type = graph.integers.get("attention_mask", np.dtype(np.int64))
 
     def session(kind: type[InPlaceCache] | type[GrownCache], size: int) -> OrtSession:
-        cache: Cache = kind(graph.cache, size, place, mask_type)
+        where = fixed if kind is InPlaceCache else place
+        cache: Cache = kind(graph.cache, size, where, mask_type)
         if graph.states:
             if isinstance(cache, GrownCache):
                 cache.holes = False  # with nothing that can be taken back they aren't tried

@@ -35,10 +35,15 @@ _TRACE = 0.005
 
 @dataclass(frozen=True)
 class Findings:
-    """See `Model` for both."""
+    """See `Model` for the first two.
+
+    doubted: whether numbers are why it only drafts; these may be the device's fault, not the
+    graph's.
+    """
 
     only_drafts: str
     rounding: float = 0.0
+    doubted: bool = False
 
 
 class Probed(Protocol):
@@ -113,9 +118,10 @@ def examine(
     forward(tokens[-1:] * 3)
     if distance(forward(tokens[-1:]), single[-1:]) == 0:  # behind another text
         reason = "it ignores the text before the newest tokens: its graph doesn't use its cache"
-        return _done(session, reason)
+        return _done(session, reason, doubted=True)
     if session.only_last_row:
-        return _done(session, "its graph returns the logits of the last position alone")
+        reason = "its graph returns the logits of the last position alone"
+        return _done(session, reason, doubted=False)
     session.rollback(0)
     forward(tokens[:1])
     together = forward(tokens[1:], 3)
@@ -123,19 +129,19 @@ def examine(
         raise NumericalError(f"{session.name} returns NaN: its weights or its export are damaged")
     if (off := distance(together, single[1:])) > SAME:
         reason = f"a pass over three tokens gives something else than three passes ({off:.0%} off)"
-        return _done(session, reason)
+        return _done(session, reason, doubted=True)
     if session.can_rollback:
         _examine_rollback(session, forward, tokens, max(_TRACE, min(3 * off, SAME)))
     session.rollback(0)
     return Findings("", float(np.abs(together - single[1:]).max()))
 
 
-def _done(session: Probed, reason: str) -> Findings:
+def _done(session: Probed, reason: str, *, doubted: bool) -> Findings:
     """A graph that can't be asked whether it hides what was taken back: no holes, then."""
     session.rollback(0)
     if isinstance(session.cache, GrownCache):
         session.cache.holes = False
-    return Findings(reason)
+    return Findings(reason, doubted=doubted)
 
 
 def _examine_rollback(

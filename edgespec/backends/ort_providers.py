@@ -244,17 +244,17 @@ def _share(native: Any, device: Device) -> tuple[int, int] | None:
     return counts[device.provider], counts.total()
 
 
-def attends_on_cpu(native: Any, device: Device) -> bool:
+def attends_on_cpu(native: Any, device: Device) -> bool | None:
     """Whether fused attention runs on the CPU beside another device: ONNX Runtime has it for CUDA
-    in 16 bits alone. False where that isn't told.
+    in 16 bits alone. None where that isn't told.
     """
     if device.memory == "cpu":
         return False
     with contextlib.suppress(Exception):
-        for part in native.get_provider_graph_assignment_info():
-            if part.ep_name == CPU and any(n.op_type == _FUSED for n in part.get_nodes()):
-                return True
-    return False
+        parts = native.get_provider_graph_assignment_info()
+        of_cpu = [node for part in parts if part.ep_name == CPU for node in part.get_nodes()]
+        return any(node.op_type == _FUSED for node in of_cpu)
+    return None
 
 
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
