@@ -72,8 +72,8 @@ EARLY = """
     tui.files tui.history tui.items tui.leaving tui.lines tui.markdown tui.messages tui.palette
     tui.panel tui.saving
     tui.settings tui.settings_file tui.showing tui.shown tui.talk tui.themes tui.ticking tui.widgets
-    tui.widgets.board tui.widgets.composer tui.widgets.scrolled tui.widgets.search
-    tui.widgets.suggestions tui.widgets.transcript units
+    tui.widgets.board tui.widgets.composer tui.widgets.fields tui.widgets.scrolled
+    tui.widgets.search tui.widgets.suggestions tui.widgets.transcript units
 """
 """What the chat may import of edgespec before its first picture: each module more makes all starts
 slower, so what a later step alone needs is imported there.
