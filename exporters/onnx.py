@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from edgespec.backends import ort_packages
 from edgespec.backends.ort_graph import ROWS
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
@@ -108,13 +109,16 @@ class Result:
 
 
 def require_extra(style: Style | None = None) -> None:
-    """Raises ExportError, with the command to run, where a library of the extra is missing."""
+    """Raises ExportError, with the command to run, where a library of the extra is missing, and
+    ModelError where ONNX Runtime is there and can't be imported.
+    """
     needed = ["torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers"]
     needed += ["onnxruntime_genai"] if style != "portable" else []
     needed += [_OPTIMUM] if style != "fused" else []
     missing = [_PACKAGES.get(name, name) for name in needed if not _found(name)]
     if missing:
         raise ExportError(f"Export to ONNX needs {', '.join(missing)}; install it: {INSTALL}")
+    ort_packages.load()
 
 
 def _found(module: str) -> bool:

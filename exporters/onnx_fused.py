@@ -90,7 +90,8 @@ def build(loaded: Any, architecture: str, folder: Path, *, half: bool) -> tuple[
 
     half: activations and cache in float16. Raises ExportError where the builder fails.
     """
-    from onnxruntime_genai.models import builders
+    with _as_sentence(architecture):
+        from onnxruntime_genai.models import builders
 
     config = copy.deepcopy(loaded.config)
     config.rope_scaling = None  # of which the builder knows a part

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +111,36 @@ def test_optimum_without_its_part_for_onnx_is_told(
     with pytest.raises(ExportError, match=r"needs optimum-onnx; install it: pip"):
         exporter.require_extra("portable")
     exporter.require_extra("fused")
+
+
+_BROKEN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from edgespec.cli import main
+from edgespec.exporters import onnx
+onnx._found = lambda name: True
+sys.exit(main(["export", "onnx", "no/model", sys.argv[2]]))
+"""
+
+
+def test_an_onnx_runtime_that_cant_be_imported_is_told_before_a_download(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").touch()  # the rest of one that was taken away
+    done = subprocess.run(
+        [sys.executable, "-c", _BROKEN, str(tmp_path), str(tmp_path / "out")],
+        capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "onnxruntime can't be loaded (" in done.stderr and "--force-reinstall" in done.stderr
+
+
+@with_extra
+def test_a_builder_that_cant_be_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.exporters import onnx_fused
+
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai.models", None)
+    with pytest.raises(ExportError, match="onnxruntime-genai can't build LlamaForCausalLM"):
+        onnx_fused.build(SimpleNamespace(), "LlamaForCausalLM", Path(), half=False)
 
 
 @with_extra
