@@ -180,6 +180,9 @@ def stage(
             if refused or not (folder / _STATE).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+        for old in folder.glob("replaced-*/old"):  # what can't be deleted now never comes back
+            with contextlib.suppress(OSError):
+                old.rename(old.with_name("gone"))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -226,6 +229,19 @@ def _stranger(folder: Path) -> str | None:
         if inside is not None:
             return f"{path.name}/{inside}"
     return None
+
+
+def require_place(destination: Path) -> None:
+    """Raises DiskError where nothing can be made at `destination`, as far as its folder says."""
+    with _os_errors(destination):
+        folder = next(filter(_is_there, destination.absolute().parents), None)
+        if folder is None or not folder.is_dir():
+            problem = f"{folder} is no folder" if folder else "there is no such disk"
+        elif not os.access(folder, os.W_OK):
+            problem = f"nothing can be written in {folder}"
+        else:
+            return
+    raise DiskError(f"Can't write {destination}: {problem}; choose another place.")
 
 
 def require_text(*paths: Path | str) -> None:
@@ -307,7 +323,7 @@ def _put_back(folder: Path, destination: Path) -> bool:
 def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=path.name.startswith("replaced-"))
         else:
             path.unlink()
 

@@ -797,6 +797,20 @@ def test_the_command_makes_measures_and_says_what_pays(
     assert "exists already" in capsys.readouterr().err
 
 
+def test_home_folders_that_no_shell_has_written_out_are_found(
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    own = f"~/{whole.relative_to(tmp_path)}"
+    command = ["draft", own, "~/out.gguf", f"--from={own}", "--layers", "first:3"]
+    assert main([*command, "--no-measure"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out.gguf")
+
+
 @pytest.mark.parametrize("number", ["2", "99999"])
 def test_a_head_that_is_no_selection_is_refused_before_the_target_answers(
     number: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -19,6 +19,7 @@ import tiny_checkpoint as tiny
 from hub_server import COMMIT, HubServer
 from links import needs_links
 
+from edgespec.cli import main
 from edgespec.errors import ConfigError, EdgespecError, ExportError, ModelError
 from edgespec.exporters import manifest, transformers_4
 from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_quantised
@@ -671,6 +672,72 @@ def test_what_is_exported_is_never_the_destination(tmp_path: Path) -> None:
             with pytest.raises(ExportError, match="is what is to be exported, or holds it"):
                 refuse_existing(place, overwrite, shards)
     refuse_existing(folder / "new.gguf", overwrite=False, sources=shards)
+
+
+def test_what_a_disk_didnt_delete_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file that another program has open, on a network's disk or on Windows."""
+    result = of_an_export(tmp_path / "result", "busy")
+    unlink = os.unlink
+
+    def refuses(path: Any, **options: Any) -> None:
+        if Path(path).name == "busy":
+            raise PermissionError(13, "in use", path)
+        unlink(path, **options)
+
+    def export() -> None:
+        with stage(result, wanted={}, overwrite=True) as work:
+            made = work.folder / "made"
+            made.mkdir()
+            work.publish({made: result})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuses)
+        export()
+        assert len(list(tmp_path.rglob("busy"))) == 1 and names(result) == []
+        shutil.rmtree(result)
+        export()
+        assert names(result) == []
+    export()
+    assert names(tmp_path) == ["result"]
+
+
+EXPORTS = [["gguf", "a/b"], ["onnx", "a/b"], ["pair", "a/b", "a/c"]]
+
+
+@pytest.mark.parametrize("command", EXPORTS)
+def test_a_home_folder_that_no_shell_has_written_out_is_found(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setattr("edgespec.exporters.onnx.require_extra", lambda *_: None)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "out.gguf").touch()
+    assert main(["export", *command, "~/out.gguf"]) == 1
+    assert f"{tmp_path / 'out.gguf'} exists already; --force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", EXPORTS)
+def test_a_place_that_cant_be_written_is_refused_before_a_download(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setattr("edgespec.exporters.onnx.require_extra", lambda *_: None)
+    monkeypatch.setattr(Outline, "open", lambda *_: pytest.fail("it asked the hub"))
+    (tmp_path / "file").touch()
+    assert main(["export", *command, str(tmp_path / "file" / "deep" / "out")]) == 1
+    assert f"{tmp_path / 'file'} is no folder; choose another" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
+    assert main(["export", *command, str(tmp_path / "new" / "out")]) == 1
+    assert f"nothing can be written in {tmp_path};" in capsys.readouterr().err
 
 
 def test_a_finished_step_is_kept_for_the_same_wish_only(tmp_path: Path) -> None:

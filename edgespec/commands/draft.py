@@ -13,6 +13,7 @@ from edgespec.commands.draft_sample import Choice, Sample
 from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
 from edgespec.options import count, positive
+from edgespec.platform import expanded
 from edgespec.terminal import printable
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.measure and args.max_tokens < 2:  # an answer's first token is never drafted
         raise ConfigError("an answer of one token leaves nothing to draft: --max-tokens 2, or more")
+    args.target, args.out = expanded(args.target), expanded(args.out)
+    args.source = args.source and expanded(args.source)
     source: Path = args.source or args.target
     opened = open_source(source)
     asked = _combinations(args, opened)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.commands.shared import print_path, tell
+from edgespec.platform import expanded
 
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint
@@ -88,14 +89,15 @@ def run(args: argparse.Namespace) -> int:
     extra.require("gguf", "tokenizers")
     from edgespec.exporters import gguf, gguf_converter, gguf_quant
     from edgespec.exporters.gguf_pair import require_fit
-    from edgespec.exporters.staging import refuse_existing, require_text
+    from edgespec.exporters.staging import refuse_existing, require_place, require_text
 
     # Whatever can be refused is refused before a download, or before that of the weights.
     quant = gguf_quant.quant(args.quant)
-    out: Path = args.out or Path()
+    out = expanded(args.out or "")
     if out.is_dir():
         out /= f"{Checkpoint.name_of(args.checkpoint)}-{quant.name}.gguf"
     refuse_existing(out, args.force)
+    require_place(out)
     require_text(out.absolute(), args.converter or "")
     if args.converter:
         gguf_converter.found(args.converter)

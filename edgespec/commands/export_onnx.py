@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.commands.export_gguf import add_export_options, tell_notes
 from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
+from edgespec.platform import expanded
 
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.exporters.checkpoint import Checkpoint, Outline
     from edgespec.exporters.onnx_pair import export_pair, require_fit
     from edgespec.exporters.register import refuse_taken
-    from edgespec.exporters.staging import refuse_existing, require_text
+    from edgespec.exporters.staging import refuse_existing, require_place, require_text
 
     for option in ("draft_dtype", "draft_revision"):
         if getattr(args, option) and not args.draft:
@@ -79,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{named} is of a draft: name one with --draft")
     # Whatever can be refused is refused before a download, or before that of the weights.
     onnx.require_extra(args.style)
-    out: Path = args.out or Path(f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
+    out = expanded(args.out or f"{Checkpoint.name_of(args.checkpoint)}-{args.dtype}")
     refuse_existing(out, args.force)
+    require_place(out)
     require_text(out.absolute())
     if args.register:
         refuse_taken([*_names(args.register, pair=bool(args.draft)), args.register])

@@ -10,6 +10,7 @@ from edgespec.commands.export_gguf import add_export_options, add_quant, tell_no
 from edgespec.commands.export_onnx import DTYPES, add_style
 from edgespec.commands.shared import print_path, tell
 from edgespec.errors import ConfigError
+from edgespec.platform import expanded
 
 if TYPE_CHECKING:
     from edgespec.exporters.checkpoint import Checkpoint, Outline
@@ -58,14 +59,16 @@ def run(args: argparse.Namespace) -> int:
         refuse_taken,
         register,
     )
-    from edgespec.exporters.staging import refuse_existing, require_text
+    from edgespec.exporters.staging import refuse_existing, require_place, require_text
 
     # Whatever can be refused is refused before a download, or before that of the weights.
     if args.style and args.format == "gguf":
         raise ConfigError(f"--{args.style} is of ONNX models: add --format onnx, or leave it out")
     quants = _quants(args)
     exporter = _Gguf(quants) if args.format == "gguf" else _Onnx(quants, args.style)
+    args.out = expanded(args.out)
     refuse_existing(args.out, args.force)
+    require_place(args.out)
     require_text(args.out.absolute())
     name = args.name or args.out.absolute().name
     names = model_names(name)
