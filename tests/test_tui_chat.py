@@ -136,6 +136,20 @@ def test_a_second_question_waits_and_a_third_stays_in_the_composer() -> None:
     drive(stage(held=True), body)
 
 
+def test_the_line_says_that_the_question_is_read_until_the_first_text() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        await until(lambda: s.app.figures.status == "reading the question", pilot)
+        s.runtime.allow(1)
+        await until(lambda: answers(s.app)[0].text != "" and s.app.figures.status == "", pilot)
+        assert s.app.busy
+        s.runtime.free()
+        await settled(pilot)
+
+    drive(stage(held=True), body)
+
+
 def test_stopping_gives_a_waiting_question_back() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)

@@ -11,6 +11,7 @@ import pytest
 from textual import events
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
+from textual.widgets import Input
 from tui_fakes import Script, Stage, drive, notices, say, screen_text, settled, stage, until
 from tui_screens import Host
 
@@ -150,6 +151,26 @@ def test_the_palette_takes_a_system_prompt_of_several_lines() -> None:
         await until(lambda: s.app.settings.system != "", pilot)
         assert s.app.settings.system == "Be brief.\nBe kind.\nRhyme."
         assert s.app.composer.text == "half a mess" and len(s.app.screen_stack) == 1
+
+    drive(stage(), body)
+
+
+@pytest.mark.parametrize("how", ["terminal", "ctrl+v"])
+def test_a_paste_into_the_palette_is_one_line_less_its_controls(how: str) -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        s.app._clipboard = WILD
+        await pilot.press("ctrl+p")
+        await until(lambda: isinstance(s.app.focused, Input), pilot)
+        line = s.app.focused
+        assert isinstance(line, Input)
+        if how == "terminal":
+            s.app.post_message(events.Paste(WILD))
+        else:
+            await pilot.press("ctrl+v")
+        await until(lambda: line.value == "one  two red", pilot)
+        await pilot.press("escape", "ctrl+v")
+        await until(lambda: s.app.composer.text == "one\n\ttwo red\n", pilot)
 
     drive(stage(), body)
 

@@ -20,7 +20,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.driver import Driver
 from textual.screen import Screen
-from textual.widgets import Footer, TextArea
+from textual.widgets import Footer, Input, TextArea
 
 from edgespec import platform
 from edgespec.errors import EdgespecError
@@ -30,6 +30,7 @@ from edgespec.tui.driver import on_stdout
 from edgespec.tui.shown import one_line
 from edgespec.tui.themes import DARK, LIGHT
 from edgespec.tui.widgets.composer import Composer
+from edgespec.tui.widgets.fields import TextField, in_one_line
 from edgespec.tui.widgets.search import SearchBar
 from edgespec.tui.widgets.suggestions import Suggestions
 from edgespec.tui.widgets.transcript import Transcript
@@ -202,6 +203,21 @@ class ChatApp(Doing):
         if command.lines:
             usage += " · Ctrl+J begins a line"
         self.push_screen(AskText(command.title, usage, words, lines=command.lines), do)
+
+    async def on_event(self, event: events.Event) -> None:
+        """See `App.on_event`; the palette's line takes a paste as it comes, so it comes clean."""
+        if isinstance(event, events.Paste) and self._in_palette:
+            event.text = in_one_line(event.text)
+        await super().on_event(event)
+
+    @property
+    def clipboard(self) -> str:
+        """What was copied here last; in one line for the palette, which takes it as it is too."""
+        return in_one_line(self._clipboard) if self._in_palette else self._clipboard
+
+    @property
+    def _in_palette(self) -> bool:
+        return isinstance(self.focused, Input) and not isinstance(self.focused, TextField)
 
     # ---------------------------------------------------------------------------------- messages
 

@@ -32,17 +32,25 @@ def without_controls(text: str) -> str:
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+def in_one_line(text: str) -> str:
+    """The same in one line: breaks within and tabs become spaces, breaks at its ends go."""
+    return _spaced(without_controls(text).strip("\n"))
+
+
+def _spaced(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ")
+
+
 class TextField(Input):
     """One line: line breaks and tabs become spaces."""
 
     def validate_value(self, value: str) -> str:
         """See the invariant."""
-        return without_controls(value).replace("\n", " ").replace("\t", " ")
+        return _spaced(without_controls(value))
 
     def paste(self, text: str) -> None:
         """Take in text from elsewhere, all its lines, in the place of what is selected."""
-        line = self.validate_value(without_controls(text).strip("\n"))
-        self.replace(line, *sorted(self.selection))
+        self.replace(in_one_line(text), *sorted(self.selection))
 
     def action_paste(self) -> None:
         """Paste what was copied here last; nothing is no reason to delete what is selected."""
