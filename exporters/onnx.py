@@ -52,6 +52,9 @@ _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "tokenizers
 _CHECK_FLOATS_UP_TO = 2_000_000_000
 """Parameters up to which a graph is also checked as it is before its weights become fewer bits: of
 larger models that copy would take too much of the disk, and minutes."""
+_ONE_FILE = 2 << 30
+"""Bytes of weights above which torch writes one file a tensor, which optimum then joins: twice the
+copy, until the first are deleted."""
 _ROOM = 1 << 20  # bytes a graph and the gaps between its tensors may take, beside 2%
 
 
@@ -157,11 +160,14 @@ def plan(checkpoint: Checkpoint, dtype: str, style: Style | None = None) -> Plan
     numbers = checkpoint.parameters
     size = int(numbers * _BITS[dtype] / 8)
     copy = numbers * (2 if dtype == "fp16" else 4) if style == "portable" else 0
-    floats = 4 * numbers if dtype in _FEW_BITS and numbers <= _CHECK_FLOATS_UP_TO else 0
+    traced = 2 * copy if copy > _ONE_FILE else copy
+    disk = max(size + copy, traced)
+    checked = dtype in _FEW_BITS and numbers <= _CHECK_FLOATS_UP_TO
+    floats = size + copy + 4 * numbers - disk if checked else 0
     # The checkpoint's file is mapped while it is copied; optimum's tracing holds its own copies.
     held = 2 * checkpoint.size_bytes if style == "fused" else checkpoint.size_bytes + 2 * copy
     return Plan(
-        dtype, style, architecture, size, size + copy, held + (1 << 30), floats,
+        dtype, style, architecture, size, disk, held + (1 << 30), floats,
         20 + numbers / 1e9 * (60 if dtype in _FEW_BITS else 30),
     )  # fmt: skip
 

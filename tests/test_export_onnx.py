@@ -997,6 +997,24 @@ def test_a_disk_without_room_for_the_check_of_floats_leaves_that_out_and_says_so
         exporter.export(checkpoint(), tmp_path / "out", dtype="int4", style=style)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bytes_each"), [("int4", 8), ("int8", 8), ("fp32", 8), ("fp16", 4)]
+)
+def test_weights_that_optimum_joins_lie_on_the_disk_twice(
+    dtype: str, bytes_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "chosen", lambda *_: ("PhiForCausalLM", "portable"))
+    numbers = 1_500_000_000
+    model: Any = SimpleNamespace(parameters=numbers, size_bytes=2 * numbers)
+    planned = exporter.plan(model, dtype)
+    assert planned.disk_bytes == bytes_each * numbers
+    if dtype in ("int4", "int8"):  # later floats, and what is made of them, beside one copy
+        whole = planned.disk_bytes + planned.floats_bytes
+        assert whole == planned.size_bytes + 8 * numbers
+    monkeypatch.setattr(exporter, "chosen", lambda *_: ("PhiForCausalLM", "fused"))
+    assert exporter.plan(model, dtype).disk_bytes == planned.size_bytes
+
+
 @with_extra
 def test_a_pair_needs_room_for_both_and_for_the_larger_work_beside_one(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
