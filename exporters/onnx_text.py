@@ -5,8 +5,10 @@ Invariant: the folder's tokenizer.json alone gives the ids of the checkpoint's o
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ FILES = (
 """What may lie beside a graph, as a checkpoint has it."""
 
 _EVERY = "all control tokens"  # the text that is only tokenized
+_OS_ERROR = re.compile(r" \(os error (\d+)\)")  # as Rust says it
 _NEWER = "TokenizersBackend"  # how transformers 5 calls the class that needs tokenizer.json alone
 
 
@@ -108,11 +111,12 @@ def save(checkpoint: Outline, tokenizer: Any, folder: Path, rows: int) -> None:
     """Write tokenizer, templates and configuration into `folder`, as the checkpoint has them.
 
     A tokenizer.json that lacks tokens which other files add, as those of fine-tunes often do, is
-    written anew with them.
+    written anew with them. Raises ExportError, and OSError where the disk refuses it.
     """
     if not (checkpoint.path / "tokenizer.json").is_file():
         own = folder / "tokenizer"
-        tokenizer.save_pretrained(own)
+        with _disk_errors(checkpoint.name, folder):
+            tokenizer.save_pretrained(own)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             if (own / name).is_file():
                 (own / name).replace(folder / name)
@@ -121,7 +125,23 @@ def save(checkpoint: Outline, tokenizer: Any, folder: Path, rows: int) -> None:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
     if _added(_written(folder), rows) != _added(tokenizer.backend_tokenizer, rows):
-        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        with _disk_errors(checkpoint.name, folder):
+            tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@contextlib.contextmanager
+def _disk_errors(name: str, folder: Path) -> Iterator[None]:
+    """As what they are: tokenizers has one class for all of its errors, which is Exception."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        if (told := _OS_ERROR.search(reason)) is not None:
+            number = int(told[1])  # on Windows its own, where errno is told by it
+            raise OSError(number, reason[: told.start()], str(folder), number) from error
+        raise ExportError(f"The tokenizer of {name} can't be written: {reason}") from error
 
 
 def _written(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -705,6 +706,24 @@ def test_a_token_that_tokenizer_json_lacks_is_written_into_it(
     assert written.encode("[PAD]", add_special_tokens=False).ids == [pad]
     onnx_text.write(Outline.open(folder), out, pad)  # where the model can't read it anyway
     assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+@with_extra
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_disk_that_has_no_room_for_a_tokenizer_is_told(tmp_path: Path) -> None:
+    import tiny_checkpoint as tiny
+
+    from edgespec.exporters import onnx_text
+
+    folder = tiny.write_checkpoint(tmp_path / "old")
+    tokenizer = onnx_text.load(Outline.open(folder))
+    (folder / "tokenizer.json").unlink()  # so that it is written
+    out = tmp_path / "out"
+    (out / "tokenizer").mkdir(parents=True)
+    (out / "tokenizer" / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device:") as caught:
+        onnx_text.save(Outline.open(folder), tokenizer, out, 300)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(out))
 
 
 @with_extra
