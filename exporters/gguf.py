@@ -146,14 +146,11 @@ def disk_bytes(checkpoint: Checkpoint, quant: Quant) -> int:
 
 def wanted(checkpoint: Checkpoint, quant: Quant, converter: Path | None = None) -> dict[str, Any]:
     """What a file is the result of: an earlier run's steps are used only if all is the same."""
-    files = [path for path in checkpoint.path.iterdir() if path.is_file()]
-    states = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
     return {
+        **manifest.wanted(checkpoint, "gguf", "llama-cpp-python", "tokenizers"),
         "format": "gguf",
-        "source": [checkpoint.source, checkpoint.revision, states],
         "quant": quant.name,
         "converter": str(converter) if converter else None,
-        "tools": manifest.tool_versions("gguf", "llama-cpp-python", "tokenizers"),
     }
 
 

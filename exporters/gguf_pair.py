@@ -6,8 +6,7 @@ refused before any work.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.exporters import gguf, gguf_families, manifest
@@ -17,9 +16,9 @@ from edgespec.exporters.gguf_quant import Quant
 from edgespec.exporters.gguf_sentencepiece import UNUSED
 from edgespec.exporters.gguf_vocabulary import Vocabulary, read_vocabulary
 from edgespec.exporters.manifest import Manifest
-from edgespec.exporters.pair import refuse_other_tokens
+from edgespec.exporters.pair import kept, refuse_other_tokens
 from edgespec.exporters.progress import Report, silent
-from edgespec.exporters.staging import Stage, refuse_existing, stage
+from edgespec.exporters.staging import refuse_existing, stage
 
 _NAMES = ("target", "draft")
 
@@ -46,7 +45,7 @@ def export_pair(
     results: list[Result] = []
     with (
         stage(out, wanted={"pair": wanted}, need_bytes=need, overwrite=overwrite) as work,
-        _kept(work, work.folder / "pair") as folder,
+        kept(work, work.folder / "pair") as folder,
     ):
         for name, model, quant in zip(_NAMES, models, quants, strict=True):
             path = folder / f"{name}-{model.name}-{quant.name}.gguf"
@@ -73,19 +72,6 @@ def export_pair(
         )
         for result in results
     ]
-
-
-@contextlib.contextmanager
-def _kept(work: Stage, folder: Path) -> Iterator[Path]:
-    """A folder whose own exports go on, after a stop, from the steps that they finished in it."""
-    folder.mkdir(exist_ok=True)
-    work.finish("begun", folder)
-    try:
-        yield folder
-    except BaseException:
-        if folder.is_dir() and not any(folder.iterdir()):
-            work.forget("begun")
-        raise
 
 
 def require_fit(models: Sequence[Outline]) -> None:

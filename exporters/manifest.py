@@ -55,6 +55,17 @@ class Manifest:
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
+    def is_of(self, folder: Path, report: Report = silent) -> bool:
+        """Whether what was written lies in a folder as it was; it is read for that."""
+        report("looking at what is there already")
+        try:
+            return all(
+                file_sha256(folder / name, lambda *_: None) == about["sha256"]
+                for name, about in self.output_files.items()
+            )
+        except OSError:
+            return False
+
     @staticmethod
     def read(path: Path) -> Manifest:
         """The manifest in a file. Raises ExportError where it isn't one."""
@@ -74,6 +85,18 @@ def beside(result: Path) -> Path:
     if result.is_dir():
         return result / f"edgespec{MANIFEST_SUFFIX}"
     return Path(f"{result}{MANIFEST_SUFFIX}")
+
+
+def wanted(checkpoint: Checkpoint, *tools: str) -> dict[str, Any]:
+    """What an export is the result of, beside what was asked for: the checkpoint's files as they
+    are, and the versions of Python distributions.
+    """
+    files = [path for path in checkpoint.path.iterdir() if path.is_file()]
+    states = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+    return {
+        "source": [checkpoint.source, checkpoint.revision, states],
+        "tools": tool_versions(*tools),
+    }
 
 
 def describe(

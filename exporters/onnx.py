@@ -4,18 +4,17 @@ Two styles. *Fused*: attention in one operator that writes into a cache which st
 the families in `onnx_fused`. *Portable*: plain operators, for any architecture optimum knows.
 
 Invariant: what gets the final name has passed the gate and has its manifest in it; whatever ends an
-export early leaves nothing behind.
+export early leaves nothing behind, or what has that already and only lacks the name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +23,8 @@ from edgespec.backends.ort_graph import ROWS
 from edgespec.errors import ConfigError, ExportError
 from edgespec.exporters import manifest
 from edgespec.exporters.checkpoint import Checkpoint, Outline, refuse_quantised
-from edgespec.exporters.machine import no_memory
+from edgespec.exporters.machine import enough_memory
+from edgespec.exporters.manifest import Manifest
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import has_space, refuse_existing, require_text, stage
 from edgespec.units import human_bytes
@@ -189,38 +189,57 @@ def export(
     require_text(out.absolute())
     require_extra(style)
     planned = plan(checkpoint, dtype, style)
-    wanted = {
-        "format": "onnx", "source": checkpoint.source, "revision": checkpoint.revision,
-        "dtype": dtype, "style": planned.style,
-    }  # fmt: skip
+    asked, need = wanted(checkpoint, planned), planned.disk_bytes
     with (
-        stage(out, wanted=wanted, need_bytes=planned.disk_bytes, overwrite=overwrite) as work,
-        _enough_memory(planned),
+        stage(out, wanted=asked, need_bytes=need, overwrite=overwrite) as work,
+        enough_memory(planned.memory_bytes),
     ):
         folder = work.folder / "model"
-        folder.mkdir()
-        made = _make(checkpoint, planned, folder, report)
-        gc.collect()  # the torch model lives in circles, and the graph is loaded next
-        report("checking against the checkpoint")
-        parity = _check(folder, made, planned)
-        _describe(checkpoint, planned, folder, made, parity, report)
+        result = earlier(checkpoint, folder, report) if work.finished("model") else None
+        if result is None:
+            result = _whole(checkpoint, planned, folder, report)
+            work.finish("model", folder)
         work.publish({folder: out})
-    size = sum(path.stat().st_size for path in out.iterdir())
-    return Result(out, manifest.beside(out), size, parity, made.notes)
+    return replace(result, path=out, manifest=manifest.beside(out))
 
 
-@contextlib.contextmanager
-def _enough_memory(planned: Plan) -> Iterator[None]:
-    """A sentence where there wasn't."""
+def wanted(checkpoint: Checkpoint, planned: Plan) -> dict[str, Any]:
+    """What a folder is the result of: what an earlier run made is used only if all is the same."""
+    return {
+        **manifest.wanted(checkpoint, *_TOOLS, "onnxruntime-genai", "optimum-onnx"),
+        "format": "onnx",
+        "dtype": planned.dtype,
+        "style": planned.style,
+    }
+
+
+def earlier(checkpoint: Checkpoint, folder: Path, report: Report) -> Result | None:
+    """What an earlier run checked and left in a folder; None where it isn't whole any more."""
+    record = manifest.beside(folder)
     try:
-        yield
-    except Exception as error:
-        if not no_memory(error):
-            raise
-        raise ExportError(
-            f"There wasn't the memory for this export, which takes about "
-            f"{human_bytes(planned.memory_bytes)}; close other programs, or use a larger machine."
-        ) from error
+        found = Manifest.read(record)
+    except ExportError:
+        return None
+    if not found.is_of(folder, report):
+        return None
+    return Result(folder, record, _size(folder), found.parity, found.notes[len(checkpoint.notes) :])
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _whole(checkpoint: Checkpoint, planned: Plan, folder: Path, report: Report) -> Result:
+    """Make a folder, check it, and put its manifest into it."""
+    if folder.exists():  # by an earlier run, and damaged since
+        shutil.rmtree(folder)
+    folder.mkdir()
+    made = _make(checkpoint, planned, folder, report)
+    gc.collect()  # the torch model lives in circles, and the graph is loaded next
+    report("checking against the checkpoint")
+    parity = _check(folder, made, planned)
+    _describe(checkpoint, planned, folder, made, parity, report)
+    return Result(folder, manifest.beside(folder), _size(folder), parity, made.notes)
 
 
 @dataclass(frozen=True)

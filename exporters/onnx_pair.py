@@ -14,7 +14,7 @@ from pathlib import Path
 from edgespec.exporters import manifest, onnx
 from edgespec.exporters.checkpoint import Checkpoint, Outline
 from edgespec.exporters.onnx import Result, Style
-from edgespec.exporters.pair import refuse_other_tokens
+from edgespec.exporters.pair import kept, refuse_other_tokens
 from edgespec.exporters.progress import Report, silent
 from edgespec.exporters.staging import refuse_existing, stage
 
@@ -31,27 +31,38 @@ def export_pair(
     overwrite: bool = False,
     report: Report = silent,
 ) -> list[Result]:
-    """Write both to `out`/target and `out`/draft. Raises ExportError as `onnx.export` does."""
+    """Write both to `out`/target and `out`/draft. Raises ExportError as `onnx.export` does.
+
+    A run that was stopped goes on from the target, where that was finished.
+    """
     models = (target, draft)
     refuse_existing(out, overwrite, [*target.shards, *draft.shards])
     onnx.require_extra(style)
     require_fit(models, dtypes, style)
     plans = [onnx.plan(model, dtype, style) for model, dtype in zip(models, dtypes, strict=True)]
-    wanted = {"format": "onnx pair"}
+    wanted = [onnx.wanted(model, planned) for model, planned in zip(models, plans, strict=True)]
     # What the first takes beside its folder is gone when the second begins.
     beside = max(planned.disk_bytes - planned.size_bytes for planned in plans)
     need = sum(planned.size_bytes for planned in plans) + beside
-    with stage(out, wanted=wanted, need_bytes=need, overwrite=overwrite) as work:
-        pair = work.folder / "pair"
-        made = [
-            onnx.export(
-                checkpoint, pair / name, dtype=dtype, style=style,
-                report=lambda stage, done=0, total=0, name=name: report(
-                    f"{name}: {stage}", done, total
-                ),
+    made: list[Result] = []
+    with (
+        stage(out, wanted={"pair": wanted}, need_bytes=need, overwrite=overwrite) as work,
+        kept(work, work.folder / "pair") as pair,
+    ):
+        for checkpoint, name, dtype in zip(models, NAMES, dtypes, strict=True):
+
+            def tell(stage: str, done: int = 0, total: int | None = 0, /, name: str = name) -> None:
+                report(f"{name}: {stage}", done, total)
+
+            folder = pair / name
+            result = onnx.earlier(checkpoint, folder, tell) if work.finished(name) else None
+            made.append(
+                result
+                or onnx.export(
+                    checkpoint, folder, dtype=dtype, style=style, overwrite=True, report=tell
+                )
             )
-            for checkpoint, name, dtype in zip(models, NAMES, dtypes, strict=True)
-        ]  # fmt: skip
+            work.finish(name, folder)
         work.publish({pair: out})
     return [
         replace(result, path=out / name, manifest=manifest.beside(out / name))

@@ -6,10 +6,26 @@ asks of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.exporters.checkpoint import Outline
+from edgespec.exporters.staging import Stage
+
+
+@contextlib.contextmanager
+def kept(work: Stage, folder: Path) -> Iterator[Path]:
+    """A folder whose own exports go on, after a stop, from the steps that they finished in it."""
+    folder.mkdir(exist_ok=True)
+    work.finish("begun", folder)
+    try:
+        yield folder
+    except BaseException:
+        if folder.is_dir() and not any(folder.iterdir()):
+            work.forget("begun")
+        raise
 
 
 def refuse_other_tokens(

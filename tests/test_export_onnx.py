@@ -1057,6 +1057,70 @@ def test_a_pair_needs_room_for_both_and_for_the_larger_work_beside_one(
 
 
 @with_extra
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_was_checked_and_only_lacks_its_name_is_not_made_again(
+    damaged: bool,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless its bytes aren't what was checked, as after a power cut."""
+    source, out = checkpoint(), tmp_path / "out"
+    first = exporter.export(source, out, dtype="fp32", style="fused")
+    made, make = [], exporter._make
+
+    def late(*args: Any) -> Any:
+        (out / "notes.txt").touch()
+        return make(*args)
+
+    def again() -> exporter.Result:
+        return exporter.export(source, out, dtype="fp32", style="fused", overwrite=True)
+
+    monkeypatch.setattr(exporter, "_make", late)
+    with pytest.raises(ExportError, match=r"holds notes\.txt now; take it out and try again"):
+        again()
+    (out / "notes.txt").unlink()
+    monkeypatch.setattr(exporter, "_make", lambda *args: made.append(1) or make(*args))
+    if damaged:
+        (tmp_path / ".out.partial" / "model" / "model.onnx.data").write_bytes(b"torn")
+    assert (again(), made) == (first, [1] * damaged)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@with_extra
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), MemoryError(), ExportError("it isn't")])
+def test_a_pair_goes_on_from_its_target(
+    end: BaseException,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from edgespec.exporters.onnx_pair import export_pair
+
+    models, made, make = (checkpoint(), checkpoint("Qwen2")), [], exporter._make
+
+    def counted(model: Checkpoint, *rest: Any) -> Any:
+        made.append(model.name)
+        if made == [model.name for model in models]:
+            raise end
+        return make(model, *rest)
+
+    def export() -> list[exporter.Result]:
+        return export_pair(*models, tmp_path / "out", dtypes=("fp32", "fp32"), style="fused")
+
+    monkeypatch.setattr(exporter, "_make", counted)
+    with pytest.raises((KeyboardInterrupt, ExportError)):
+        export()
+    refused = str(end) == "it isn't"  # what failed its check is never gone on from
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"] * (not refused)
+    results = export()
+    names = [model.name for model in models]
+    assert made == [*names, *(names if refused else names[1:])]
+    assert [result.path.name for result in results] == ["target", "draft"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@with_extra
 def test_a_graph_that_forgets_its_past_is_refused(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
