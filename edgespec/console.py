@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _END = "Ctrl+Z with Enter" if sys.platform == "win32" else "Ctrl+D"
 """How people end the input."""
+_LONG = 128
+"""Tokens of a prompt still to be read, from which on it is told how many they are."""
 _END_TYPED = ("\x04", "\x1a")
 """Ctrl+D and Ctrl+Z where the console takes them for text, as Windows' does with the first."""
 
@@ -81,6 +83,31 @@ def _interrupts(generation: Generation) -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
+class _Reading:
+    """A line on the terminal that says how far a long prompt is read, until the answer comes."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._seen = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = ""
+
+    def show(self) -> None:
+        """Where there is much left to read, how much was."""
+        read, tokens = self._generation.prompt_read, self._generation.counters.prompt_tokens
+        if not self._seen or not read or (tokens - read < _LONG and not self._shown):
+            return
+        line = f"reading the prompt: {read:,} of {tokens:,} tokens"
+        if line != self._shown and read < tokens:
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            self._shown = line
+
+    def wipe(self) -> None:
+        """The terminal as it was."""
+        if self._shown:
+            print(f"\r{' ' * len(self._shown)}\r", end="", file=sys.stderr, flush=True)
+            self._shown = ""
+
+
 def _in_background(generation: Generation) -> Iterator[Chunk]:
     """Run a generation in a thread, so that Ctrl+C is seen while native code runs."""
     chunks: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
@@ -96,11 +123,14 @@ def _in_background(generation: Generation) -> Iterator[Chunk]:
 
     thread = threading.Thread(target=fill, daemon=True)
     thread.start()
+    reading = _Reading(generation)
     while True:
         try:
             item = chunks.get(timeout=0.1)  # without a limit it can't be interrupted on Windows
         except queue.Empty:
+            reading.show()
             continue
+        reading.wipe()
         if isinstance(item, Chunk):
             yield item
             continue

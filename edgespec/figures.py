@@ -23,19 +23,19 @@ def as_json(result: Result, status: PlannerStatus | None = None) -> dict[str, An
     """The keys `edgespec run --json` prints; rates are shares of 1, times are seconds.
 
     What couldn't be measured is null. `finish_reason` is one of `FinishReason`. `gain` is tokens
-    per second over plain decoding's, as the planner measured it; `drafter` and `lookahead` are
-    those of its latest draft, null and 0 while `parked`, and `reason` says why it drafts or
-    doesn't. `cached_tokens` are those of the prompt that needed no pass.
+    per second over plain decoding's, as the planner measured it, null where nothing was drafted;
+    `drafter` and `lookahead` are those of its latest draft, null and 0 while `parked`, and `reason`
+    says why nothing is drafted then. `cached_tokens` are those of the prompt that needed no pass.
     """
     counters = result.counters
     planner: dict[str, Any] = dict.fromkeys(("gain", "drafter", "lookahead", "parked", "reason"))
     if status is not None:
         planner = {
-            "gain": _rounded(status.gain),
+            "gain": _rounded(status.gain if counters.drafted else None),
             "drafter": status.drafter or None,
             "lookahead": status.lookahead,
             "parked": status.parked,
-            "reason": status.reason or None,
+            "reason": (status.parked and status.reason) or None,
         }
     return {
         "text": result.text,

@@ -166,6 +166,13 @@ class Generation(Iterator[Chunk]):
         return self._answer.counters
 
     @property
+    def prompt_read(self) -> int:
+        """How many of the prompt's tokens (`counters.prompt_tokens`) the target has read, those it
+        had in its cache included: to be shown from another thread while the first chunk is awaited.
+        """
+        return self._answer.prompt_read
+
+    @property
     def text(self) -> str:
         """What was given out so far."""
         return self._answer.text
@@ -268,6 +275,12 @@ class _Answer:
                     self._engine.cancel.set()
         finally:
             self._cancelling.remove(here)
+
+    @property
+    def prompt_read(self) -> int:
+        if self.counters.ttft_seconds is not None:
+            return self._prompt
+        return min(self._prompt, self._engine.target.length) if self._running else 0
 
     @property
     def cancelling(self) -> bool:

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tui_fakes import Clock, FakeRuntime, Script
 
 from edgespec import Runtime, cli, console
 from edgespec.errors import ModelError
+from edgespec.generation import Chunk
+from edgespec.metrics import Counters
 from edgespec.tui.messages import Preferences, Settings
 from edgespec.tui.settings_file import SettingsFile
 
@@ -291,6 +294,39 @@ def test_piped_text_is_utf8_on_windows_too(monkeypatch: pytest.MonkeyPatch, term
     monkeypatch.undo()
     expected = ("cp1252" if terminal else "utf-8", "replace")
     assert {(stream.encoding, stream.errors) for stream in streams} == {expected}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_shows_how_far_a_long_prompt_is_read(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    err = io.StringIO()
+    monkeypatch.setattr(err, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", err)
+    told, looks = "\rreading the prompt: 600 of 2,000 tokens", threading.Event()
+
+    class Slow:
+        counters = Counters(prompt_tokens=2000)
+
+        @property
+        def prompt_read(self) -> int:
+            if looks.is_set() or not terminal:  # the second look comes behind the first's line
+                shown.set()
+            looks.set()
+            return 600
+
+        def cancel(self) -> None: ...
+
+        def __iter__(self) -> Iterator[Chunk]:
+            assert shown.wait(20)
+            yield Chunk("Hi", (1,), ("plain",))
+
+    shown = threading.Event()
+    slow: Any = Slow()
+    assert console.stream(slow)
+    wiped = told + "\r" + " " * (len(told) - 1) + "\r"
+    assert err.getvalue() == (wiped if terminal else "")
+    assert capsys.readouterr().out == "Hi"
 
 
 @pytest.mark.parametrize("rounds", [0, 2])

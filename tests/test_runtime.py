@@ -223,6 +223,16 @@ def test_cancelled_before_it_begins() -> None:
     assert len(runtime.generate("hello", GREEDY, max_tokens=3).result.tokens) == 3
 
 
+def test_another_thread_sees_how_far_a_prompt_is_read() -> None:
+    runtime = make(seconds=0.002)
+    generation = runtime.generate("x" * 500, GREEDY, max_tokens=1)
+    assert generation.prompt_read == 0
+    reader = in_thread(lambda: list(generation))
+    wait_for(lambda: 0 < generation.prompt_read < 500)
+    reader.join(20)
+    assert generation.prompt_read == generation.counters.prompt_tokens == 500
+
+
 def test_cancelled_in_the_middle_of_the_prompt() -> None:
     runtime = make(seconds=0.002)
     generation = runtime.generate("x" * 4000, GREEDY)

@@ -150,6 +150,20 @@ def test_the_line_says_that_the_question_is_read_until_the_first_text() -> None:
     drive(stage(held=True), body)
 
 
+def test_the_line_says_how_far_a_long_question_is_read() -> None:
+    async def body(pilot: Pilot[None], s: Stage) -> None:
+        await settled(pilot)
+        await say(pilot, "hi")
+        told = "reading the question: 600 of 2,000 tokens"
+        await until(lambda: s.app.figures.status == told, pilot)
+        s.runtime.allow(1)
+        await until(lambda: answers(s.app)[0].text != "" and s.app.figures.status == "", pilot)
+        s.runtime.free()
+        await settled(pilot)
+
+    drive(stage(Script(prompt_read=600, prompt_tokens=2000), held=True), body)
+
+
 def test_stopping_gives_a_waiting_question_back() -> None:
     async def body(pilot: Pilot[None], s: Stage) -> None:
         await settled(pilot)

@@ -84,6 +84,8 @@ class Script:
     reason: str = "end"
     breaks: tuple[int, EdgespecError] | None = None  # what fails behind so many rounds
     failed: tuple[str, ...] = ()  # notes of a result
+    prompt_read: int = 0  # of its tokens, before the first text comes
+    prompt_tokens: int = 12
 
 
 class FakeRuntime:
@@ -168,11 +170,12 @@ class FakeGeneration:
     def __init__(self, runtime: FakeRuntime, text: str, options: dict[str, Any]) -> None:
         self.notes: tuple[str, ...] = ()
         self.completes = ""
-        self.counters = Counters(prompt_tokens=12)
+        self.counters = Counters(prompt_tokens=runtime.script.prompt_tokens)
         self.cancelled = threading.Event()
         self._runtime, self._text, self._options = runtime, text, options
         self._result: Result | None = None
         self.text = ""
+        self.prompt_read = runtime.script.prompt_read
         self.joins: list[Message] = []  # their last one goes on
 
     def cancel(self) -> None:

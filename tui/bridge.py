@@ -36,6 +36,7 @@ from edgespec.tui.shown import one_line
 
 if TYPE_CHECKING:
     from edgespec.chat import Message
+    from edgespec.generation import Generation
     from edgespec.registry import ModelSpec
     from edgespec.runtime import Runtime
     from edgespec.session import Model
@@ -72,6 +73,7 @@ class Bridge:
         self._worker: threading.Thread | None = None
         self._runtime: Runtime | None = None
         self._answered: list[Message] = []  # the last answer, which knows its tokens
+        self._awaited: Generation | None = None  # the answer of which no text has come
         self._load = 0
         self._dropped_load = 0  # loads up to this one are of no interest any more
         self._stopped_turn = -1
@@ -97,6 +99,13 @@ class Bridge:
                 case _:
                     found.append(event)
         return found
+
+    @property
+    def prompt_read(self) -> tuple[int, int]:
+        """Tokens of the prompt under way that were read, and its tokens; of none 0 and 0."""
+        if (awaited := self._awaited) is None:
+            return 0, 0
+        return awaited.prompt_read, awaited.counters.prompt_tokens
 
     def open(self, choice: Choice, settings: Settings) -> int:
         """Load a pair in place of the one that is loaded; returns the load's number."""
@@ -264,6 +273,8 @@ class Bridge:
             self._stream(self._runtime, ask)
         except Exception as error:
             self._events.append(Failed(ask.turn, _sentence(error)))
+        finally:
+            self._awaited = None
 
     def _stream(self, runtime: Runtime, ask: Ask) -> None:
         from edgespec.chat import Message
@@ -290,6 +301,7 @@ class Bridge:
         else:
             generation = conversation.send(ask.question, params, **options)
         self._events.append(Started(turn, generation.notes))
+        self._awaited = generation
         meter = Meter(turn, runtime)
         pieces = Pieces(runtime.target.tokenizer)
         completes = generation.completes
@@ -297,6 +309,7 @@ class Bridge:
         if self._stopped_turn >= turn:
             generation.cancel()
         for chunk in generation:
+            self._awaited = None
             meter.count(chunk.origins)
             stopped = self._stopped_turn >= turn
             if stopped:

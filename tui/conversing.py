@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _READING = "reading the question"
 """Stands in the line of figures while no text of the answer is there."""
+_LONG = 128  # tokens still to be read, from which on it is told how many they are
 
 
 class Conversing(Showing):
@@ -81,7 +82,14 @@ class Conversing(Showing):
         if self.ticker.looking:
             for event in self.bridge.drain():
                 self.take(event)
+            self._show_reading()
             self._show_busy()
+
+    def _show_reading(self) -> None:
+        """How far a prompt is read that takes its time, while no text of the answer is there."""
+        read, tokens = self.bridge.prompt_read if self._awaits_text else (0, 0)
+        if read and tokens - read >= _LONG:
+            self._say(f"{_READING}: {read:,} of {tokens:,} tokens")
 
     def take_last_words(self) -> None:
         """Take what came of the answer since the last look, when nobody will look again.

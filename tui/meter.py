@@ -65,7 +65,7 @@ class Meter:
             rounds=counters.rounds,
             tokens_per_second=counters.tokens_per_second,
             recent_tokens_per_second=self._recent(counters),
-            gain=status.gain,
+            gain=status.gain if counters.drafted else None,
             ttft_seconds=counters.ttft_seconds,
             acceptance_rate=counters.acceptance_rate,
             mean_accepted_length=counters.mean_accepted_length,

@@ -63,8 +63,8 @@ def notes() -> list[str]:
             "open the GGUF model before anything that uses AMX, as ONNX Runtime does"
         )
     return [
-        "llama.cpp doesn't use this processor's AMX, since a build of it by GCC ends the program "
-        f"there{cost} ({_WANTED}=1 uses it all the same)"
+        "llama.cpp runs without this processor's AMX, with which a build of it by GCC would crash"
+        f"{cost} ({_WANTED}=1 uses it all the same)"
     ]
 
 
