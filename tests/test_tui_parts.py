@@ -284,6 +284,8 @@ def test_a_meter_counts_rounds_by_their_last_token() -> None:
     meter.count(["accepted", "accepted", "bonus", "plain", "accepted"])
     meter.count(["recovered", "accepted"])
     counters.tokens, counters.rounds, counters.decode_seconds = 8, 4, 0.5
+    assert meter.figures(counters).gain is None  # nothing was drafted: it is plain decoding
+    counters.add_draft("lookup", 6, 4, rejected=True)
     figures = meter.figures(counters, rounds_over=True)
     assert figures.recent_accepted == (2, 0, 1, 1)
     assert figures.lengths == (0, 2, 1, 1)  # the last round was cut by the end of the text

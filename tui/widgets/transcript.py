@@ -22,7 +22,7 @@ from textual.message import Message
 from textual.selection import Selection
 from textual.strip import Strip
 
-from edgespec.tui.items import Answer
+from edgespec.tui.items import Answer, Note
 from edgespec.tui.lines import Line
 from edgespec.tui.palette import Palette, restyled
 from edgespec.tui.widgets.scrolled import Scrolled
@@ -98,7 +98,7 @@ class Transcript(Scrolled, can_focus=True):
         """A line of the view."""
         number = int(self.scroll_y) + y
         width = self.size.width
-        line = self.document.line(number) if self.document.items else self._greeting(number)
+        line = self.document.line(number) or self._greeting(number)
         if line is None:
             return Strip.blank(width, self.rich_style)
         strip = line.strip
@@ -109,8 +109,11 @@ class Transcript(Scrolled, can_focus=True):
         return strip.apply_offsets(-MARGIN - line.indent, number)
 
     def _greeting(self, number: int) -> Line | None:
-        """What stands where nothing was said yet."""
+        """What stands where nothing was said yet, behind what the program has to tell."""
+        number -= self.document.height
         if not 0 < number <= len(GREETING):
+            return None
+        if not all(isinstance(item, Note) for item in self.document.items):
             return None
         style = "heading" if number == 1 else "muted"
         return Line(Content.styled(GREETING[number - 1], style).truncate(self.document.width))
