@@ -38,7 +38,8 @@ Type a message and press Enter; a line that ends in \\ goes on in the next, and 
 slash makes a message of it. Ctrl+C stops an answer, {_END} or /quit leaves.
   /clear            forget the conversation
   /system TEXT      set the system prompt (and forget the conversation); alone, show it
-  /set NAME VALUE   change a setting until you leave; /set alone lists them
+  /set NAME VALUE   change a setting until you leave; without VALUE as usual again; /set alone
+                    lists them
   /stats            figures of the last answer
   /export [FILE]    write the conversation to FILE, which ends in .md or .json
   /quit             leave"""
@@ -269,7 +270,7 @@ class _Talk:
     def _set(self, key: str, value: str) -> None:
         """Change a setting; without a key, list them."""
         from edgespec.tui.messages import LOADED_WITH
-        from edgespec.tui.settings import FIELDS, as_text, with_text
+        from edgespec.tui.settings import FIELDS, as_text, told, with_text
 
         before = self._settings
         if not key:
@@ -282,7 +283,7 @@ class _Talk:
         self._settings = changed
         if changed.system != before.system:
             self._begin()
-        say(f"{key} is {value or 'as usual'} now, until you leave.")
+        say(f"{told(changed, key, value)}, until you leave.")
 
     def _export(self, words: str) -> None:
         """Write the conversation to a file; "md" or "json" may stand before its name."""

@@ -296,6 +296,22 @@ def test_piped_text_is_utf8_on_windows_too(monkeypatch: pytest.MonkeyPatch, term
     assert {(stream.encoding, stream.errors) for stream in streams} == {expected}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "noted"),
+    [(["hi", "smollm2"], True), (["smollm2"], False), (["hi", "small"], False)],
+)
+def test_a_pairs_name_behind_a_prompt_is_told_to_be_a_part_of_it(
+    prompt: list[str],
+    noted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Runtime, "open", lambda *_, **__: Opened(Script(), Clock()))
+    assert cli.main(["run", *prompt]) == 0
+    note = "note: smollm2 is read as a part of the prompt; --pair smollm2 chooses that pair\n"
+    assert (note in capsys.readouterr().err) == noted
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_terminal_shows_how_far_a_long_prompt_is_read(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -581,8 +581,14 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
         return Path(shutil.copytree(whole, tmp_path / name))
 
     (broken("data") / "model.onnx.data").unlink()
-    with pytest.raises(ModelFormatError, match="another file that is missing"):
+    with pytest.raises(
+        ModelFormatError, match=r"weights in model\.onnx\.data, which is missing: f"
+    ):
         opened(tmp_path / "data")
+    with (broken("short") / "model.onnx.data").open("r+b") as data:
+        data.truncate(100)
+    with pytest.raises(ModelFormatError, match=r"in model\.onnx\.data, which is cut short or"):
+        opened(tmp_path / "short")
     graph = broken("cut") / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:300])
     with pytest.raises(ModelFormatError, match="damaged"):
@@ -1218,7 +1224,7 @@ def test_a_damaged_folder_is_not_the_devices_fault(
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: has)
     folder = write_tiny_onnx(tmp_path, external=True)
     (folder / "model.onnx.data").unlink()
-    with pytest.raises(ModelFormatError, match="another file that is missing") as caught:
+    with pytest.raises(ModelFormatError, match=r"model\.onnx\.data, which is missing") as caught:
         opened(folder, device="cuda")
     assert "CUDA" not in str(caught.value) and "--device" not in str(caught.value)
     graph = folder / "model.onnx"

@@ -41,6 +41,7 @@ from edgespec.tui.settings import (
     checked,
     preset_of,
     sampling,
+    told,
     with_preset,
     with_text,
 )
@@ -85,6 +86,14 @@ def test_text_of_a_setting_reads_back(settings: Settings) -> None:
     for field in FIELDS:
         again = with_text(again, field.key, as_text(settings, field.key))
     assert again == settings
+
+
+def test_what_a_setting_is_after_a_change_is_told_with_its_value() -> None:
+    assert told(Settings(top_k=7), "top_k", "7") == "top_k is 7 now"
+    assert told(Settings(), "top-k", "") == "top-k is 40 now, as usual"
+    assert told(Settings(), "seed", "") == "seed is as usual now: none"
+    with pytest.raises(ConfigError, match=r'no setting "foo": there are .*temperature.*top_k'):
+        with_text(Settings(), "foo", "1")
 
 
 @pytest.mark.parametrize(

@@ -395,11 +395,11 @@ class Doing(Conversing):
                 self.note(note)
 
     def _set_text(self, name: str, value: str) -> None:
-        from edgespec.tui.settings import with_text
+        from edgespec.tui.settings import told, with_text
 
         changed = with_text(self.settings, name, value)
         self._set(changed)
-        self.tell(f"{one_line(name)} is {one_line(value) or 'as usual'} now; /save keeps it.")
+        self.tell(f"{told(changed, one_line(name), one_line(value))}; /save keeps it.")
 
     def _set_all(self, settings: Settings | None) -> None:
         """Take over those of the form."""

@@ -107,8 +107,17 @@ def with_text(settings: Settings, key: str, text: str) -> Settings:
     if key not in BY_KEY:
         from edgespec.tomlfile import near
 
-        raise ConfigError(f'there is no setting "{printable(key)}"' + near(key, BY_KEY))
+        meant = near(key, BY_KEY) or f": there are {', '.join(BY_KEY)}"
+        raise ConfigError(f'there is no setting "{printable(key)}"{meant}')
     return checked(replace(settings, **{key: _from_text(BY_KEY[key], text)}))
+
+
+def told(settings: Settings, key: str, given: str) -> str:
+    """What a setting is after a person gave it this value; "" for the usual one."""
+    if given:
+        return f"{key} is {given} now"
+    value = as_text(settings, key.strip().replace("-", "_"))
+    return f"{key} is {value} now, as usual" if value else f"{key} is as usual now: none"
 
 
 def as_text(settings: Settings, key: str) -> str:

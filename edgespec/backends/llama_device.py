@@ -115,7 +115,7 @@ def _unused() -> list[str]:
 def _lacking(maker: str) -> tuple[str, str]:
     """Why llama.cpp has no GPU to use, and what to do for one of a maker; "" is one not known."""
     flags = f"CMAKE_ARGS={_FLAGS[maker]}" if maker else "the CMAKE_ARGS for your GPU"
-    rebuild = f"reinstall llama-cpp-python with {flags}, as the README shows"
+    rebuild = f"reinstall llama-cpp-python with {flags}, as docs/install.md shows"
     built = ggml.built_for()
     if not built:
         return "this llama.cpp was built without GPU support", rebuild

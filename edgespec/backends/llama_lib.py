@@ -13,7 +13,7 @@ try:
 except (ImportError, OSError, RuntimeError) as error:
     raise ModelError(
         f"llama.cpp can't be loaded ({error}): a library that it needs is missing, for a build "
-        "for a GPU perhaps its driver; install it, or llama-cpp-python anew as the README shows"
+        "for a GPU perhaps its driver; install it, or llama-cpp-python anew (docs/install.md)"
     ) from error
 
 __all__ = ["lib", "load_shared_library"]

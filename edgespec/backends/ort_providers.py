@@ -84,6 +84,7 @@ _NEWER = re.compile(
 )
 
 # How it names a file with weights that isn't as it should be; gpu_data_transfer.cc is none.
+_QUOTED = re.compile(r'"([^"]+)"')
 _EXTERNAL = re.compile(r"external|[._]data(_\d+)?\b", re.IGNORECASE)
 
 _preloading = threading.Lock()  # stdout is swapped meanwhile, for all threads
@@ -257,6 +258,18 @@ def attends_on_cpu(native: Any, device: Device) -> bool | None:
     return None
 
 
+def _weights_fault(graph: Path, said: str) -> str:
+    """The file with a graph's weights and what is wrong with it, as far as that can be told."""
+    named = [Path(place).name for place in _QUOTED.findall(said)]
+    for name in named:
+        if name and not (graph.parent / name).exists():
+            return f"{name}, which is missing"
+    for name in (*named, f"{graph.name}.data", f"{graph.name}_data"):
+        if name and (graph.parent / name).is_file():
+            return f"{name}, which is cut short or not allowed there"
+    return "another file, which is missing, cut short or not allowed there"
+
+
 def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
     text = " ".join(str(error).split())
     if (newer := _NEWER.search(text)) is not None:
@@ -276,8 +289,7 @@ def _load_error(path: Path, device: Device, error: Exception) -> ModelError:
         )
     if _EXTERNAL.search(said) is not None:
         return ModelFormatError(
-            f"{path.name} keeps its weights in another file that is missing, cut short or not "
-            f"allowed there ({text[-200:]}): fetch the whole folder"
+            f"{path.name} keeps its weights in {_weights_fault(path, text)}: fetch the whole folder"
         )
     # What reads a graph for a device has a parser of its own, and that may fail for other reasons.
     words = ("Protobuf", "INVALID_PROTOBUF", "INVALID_GRAPH")

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from edgespec.commands.shared import introduction, open_runtime, sampling_params
+from edgespec.commands.shared import introduction, open_runtime, sampling_params, tell
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.options import add_answer_options, add_model_options
 
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not prompt.strip():
         raise ConfigError('the prompt is empty: edgespec run "your question"')
     sampling = sampling_params(args)
+    _tell_of_a_pair(args)
     with open_runtime(args) as runtime:
         say(*introduction(runtime))
         conversation = runtime.conversation(args.system)
@@ -59,6 +60,16 @@ def run(args: argparse.Namespace) -> int:
             print(flush=True)
             say(summary(generation.result, runtime.status()))
         return 0 if completed else 130
+
+
+def _tell_of_a_pair(args: argparse.Namespace) -> None:
+    """A pair's name stands behind the prompt, where other commands have it."""
+    from edgespec.registry import load_registry
+
+    if len(args.prompt) > 1 and not (args.pair or args.target):
+        name = args.prompt[-1]
+        if name in load_registry().pairs:
+            tell(f"note: {name} is read as a part of the prompt; --pair {name} chooses that pair")
 
 
 def _words(words: Sequence[str]) -> list[str]:
