@@ -107,9 +107,8 @@ class SamplingParams:
         need(self.seed is None or self.seed >= 0, "seed", "0 or more")
         need(self.rule in (None, "rejection", "reproducible"), "rule", "rejection or reproducible")
         for token, bias in self.logit_bias.items():
-            if not (
-                isinstance(bias, Real) and bias <= 3e38
-            ):  # what float32 holds; -inf bans, NaN is refused
+            # At most what float32 holds; -inf bans, NaN is refused.
+            if not (isinstance(bias, Real) and bias <= 3e38):
                 raise ConfigError(f"logit_bias of token {token} must be a number, not {bias!r}")
 
     @property
