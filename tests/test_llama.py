@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -491,6 +492,16 @@ def test_weights_that_stay_as_they_lie_are_mapped(
     assert modes == [lib.LLAMA_LOAD_MODE_NONE, lib.LLAMA_LOAD_MODE_MMAP]
 
 
+@contextmanager
+def python_sees_ctrl_c() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("by", ["a program", "the flag", "Ctrl+C", "Ctrl+C in an export"])
 def test_loading_can_be_stopped(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While llama.cpp reads; it ends at the next tensor."""
@@ -514,7 +525,7 @@ def test_loading_can_be_stopped(by: str, tmp_path: Path, monkeypatch: pytest.Mon
         handles.append(native(name, params))
         return handles[-1]
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, python_sees_ctrl_c():
         patch.setattr(lib, "llama_model_load_from_file", slow)
         if by == "Ctrl+C in an export":
             with pytest.raises(KeyboardInterrupt):
