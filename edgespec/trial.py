@@ -8,7 +8,7 @@ drafters is the drafters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,15 +56,17 @@ def require_drafted(texts: Iterable[Text]) -> None:
         raise ConfigError(NOTHING_TO_JUDGE)
 
 
-def acceptance(session: Session, texts: Sequence[Text], width: int) -> float:
+def acceptance(
+    session: Session, texts: Sequence[Text], width: int, suppressed: Collection[int] = ()
+) -> float:
     """The share of the target's tokens, of ids below `width`, that a drafter would have named.
 
-    The first token of an answer doesn't count, since it is never drafted. One that the drafter
-    doesn't have is never fed to it, and nothing is named behind it. Raises ConfigError as
-    `require_drafted` does.
+    `suppressed` ids are named by neither. The first token of an answer doesn't count, since it is
+    never drafted. One that the drafter doesn't have is never fed to it, and nothing is named behind
+    it. Raises ConfigError as `require_drafted` does.
     """
     require_drafted(texts)
-    sampler = Sampler(GREEDY, width).named(session.name)
+    sampler = Sampler(GREEDY, width, suppressed=suppressed).named(session.name)
     right = count = 0
     for text in texts:
         session.rollback(0)
@@ -89,10 +91,11 @@ def tried(
     drafter: Session,
     texts: Sequence[Text],
     width: int,
+    suppressed: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Trial:
     """Measure one drafter; both caches are empty afterwards."""
-    rate = acceptance(drafter, texts, width)
+    rate = acceptance(drafter, texts, width, suppressed)
     costs: Costs = measure(target, {_NAME: drafter}, check=check)
     step = costs.seconds(_NAME, 1, LENGTH) / costs.expected(1, LENGTH)
     return Trial(name, nbytes, step, rate, best(costs, _NAME, rate))

@@ -688,6 +688,18 @@ def test_a_command_that_is_cut_short_is_no_success(measured: Path, stream: str) 
     assert not done.stdout and not done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently there")
+def test_a_list_that_is_cut_short_was_read_as_far_as_wanted(measured: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, "models"], stdout=write, stderr=subprocess.PIPE, timeout=120, cwd=measured,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 0 and not done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_an_output_that_is_closed(measured: Path) -> None:
     line = f'"{sys.executable}" -m edgespec.cli pull nobody >&-'

@@ -432,7 +432,7 @@ def test_a_head_whose_rows_have_other_positions_is_refused(tmp_path: Path) -> No
         metadata={"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]},
     )
     assert np.isfinite(logits_of(path, TEXT[:20], 1)).all()
-    with pytest.raises(ModelError, match="can't be narrowed: leave --vocab out"):
+    with pytest.raises(ModelFormatError, match="can't be narrowed: leave --vocab out"):
         make(path, tmp_path / "narrow.gguf", Variant(kept=kept_of(path)))
     assert names(tmp_path) == ["sees.gguf"]
 
@@ -744,6 +744,10 @@ def test_acceptance_is_the_chance_of_a_draft_token() -> None:
     assert acceptance(other, texts, 16) == right / (3 * 89)
     assert 0.1 < right / (3 * 89) < 0.9
     assert other.length == 0
+    # What a maker suppresses no drafter names.
+    banned = {token for text in texts for token in text.answer[1::2]}
+    never = sum(token in banned for text in texts for token in text.answer[1:])
+    assert never and acceptance(target, texts, 16, banned) == 1 - never / (3 * 89)
     # A drafter with fewer tokens isn't given those that it lacks, and names nothing behind them.
     fewer = FakeSession(14)
     texts = [Text((1, 15, 2), (3, 4, 15, 5, 6))]

@@ -22,7 +22,7 @@ from edgespec.backends import LoadOptions
 from edgespec.backends.llama import LlamaSession, NativeModel, telling_address
 from edgespec.backends.llama_lib import lib
 from edgespec.backends.llama_tokenizer import entries
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, ModelFormatError
 from edgespec.gguf import GGUFHeader, read_header
 from edgespec.narrow import NarrowHead, Occurred, TableRows, Widener, read
 from edgespec.session import CancelFlag, Logits, TokenIds
@@ -130,7 +130,7 @@ class NarrowSession(LlamaSession):
 
 
 def _refuse_other_rows(model: NativeModel, name: str, head: NarrowHead) -> None:
-    """Raises ModelError where rows are read otherwise than here they are given.
+    """Raises ModelFormatError where rows are read otherwise than here they are given.
 
     With M-RoPE each has four positions where an id has one, and some models that see pictures take
     rows for several of their layers in one: llama.cpp would read behind what it is given.
@@ -139,7 +139,7 @@ def _refuse_other_rows(model: NativeModel, name: str, head: NarrowHead) -> None:
     width = lib.llama_model_n_embd_inp(model.handle)
     several = positions in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
     if several or width != head.embeddings.width:
-        raise ModelError(
+        raise ModelFormatError(
             f"{name} takes embeddings in another form than its own tokens', so its head can't be "
             "narrowed: leave --vocab out"
         )

@@ -83,8 +83,8 @@ _NEWER = re.compile(
     r"|ONNX Runtime only \*guarantees\* support for models"
 )
 
-# How it names a file with weights that isn't as it should be; gpu_data_transfer.cc is none.
 _QUOTED = re.compile(r'"([^"]+)"')
+# How it names a file with weights that isn't as it should be; gpu_data_transfer.cc is none.
 _EXTERNAL = re.compile(r"external|[._]data(_\d+)?\b", re.IGNORECASE)
 
 _preloading = threading.Lock()  # stdout is swapped meanwhile, for all threads
@@ -260,12 +260,13 @@ def attends_on_cpu(native: Any, device: Device) -> bool | None:
 
 def _weights_fault(graph: Path, said: str) -> str:
     """The file with a graph's weights and what is wrong with it, as far as that can be told."""
-    named = [Path(place).name for place in _QUOTED.findall(said)]
-    for name in named:
-        if name and not (graph.parent / name).exists():
-            return f"{name}, which is missing"
-    for name in (*named, f"{graph.name}.data", f"{graph.name}_data"):
-        if name and (graph.parent / name).is_file():
+    if (quoted := _QUOTED.search(said)) is not None:  # where it was looked for
+        place = Path(quoted[1])
+        is_there = any((graph.parent / path).is_file() for path in (place, place.name))
+        fault = "cut short or not allowed there" if is_there else "missing"
+        return f"{place.name}, which is {fault}"
+    for name in (f"{graph.name}.data", f"{graph.name}_data"):
+        if (graph.parent / name).is_file():
             return f"{name}, which is cut short or not allowed there"
     return "another file, which is missing, cut short or not allowed there"
 

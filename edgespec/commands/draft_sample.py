@@ -163,6 +163,7 @@ class Sample:
         from edgespec.trial import tried
 
         runtime = self._target()
+        tokenizer = runtime.target.tokenizer
         name = label or path.name
         texts = self._judges()
         self._say(f"measuring {name}")
@@ -171,12 +172,12 @@ class Sample:
         model = load_model(path, options, CancelFlag())
         self._notes(model.notes)
         try:
-            check_same_tokens(runtime.target.tokenizer, model.tokenizer)
+            check_same_tokens(tokenizer, model.tokenizer)
             if not model.session.can_rollback:
                 raise ModelError(f"{name} can't draft, since it can't take back a guess")
             return tried(
                 name, size_on_disk(path), runtime.target.session, model.session, texts,
-                runtime.target.tokenizer.num_tokens,
+                tokenizer.num_tokens, tokenizer.suppressed_ids,
             )  # fmt: skip
         finally:
             model.close()

@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "licences, what drafts, and whether they are here.",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, if_cut=0)
 
 
 def run(args: argparse.Namespace) -> int:
